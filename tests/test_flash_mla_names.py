@@ -133,6 +133,14 @@ def test_metadata_belongs_to_one_shape() -> None:
         flash_mla_with_kvcache(**named | {"tile_scheduler_metadata": None})
 
 
+def test_metadata_keeps_nothing_of_a_refused_call() -> None:
+    inputs = make_inputs(DENSE, 1, ["lse"])
+    named = arguments(inputs)
+    with pytest.raises(InvalidType, match=r"seq_?lens"):
+        flash_mla_with_kvcache(**named | {"q": inputs.query[:, :1], "cache_seqlens": 3})
+    compare(inputs, *flash_mla_with_kvcache(**named))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_lab.backends.base import is_elsewhere
-from mla_lab.backends.cuda import xqa
+from mla_lab.backends import base
 from mla_lab.call.gqa_args import GqaArgs
 from mla_lab.core import kv_cache as formats
 from mla_lab.plan import KernelConfig
@@ -36,7 +35,8 @@ def with_current_card(monkeypatch: pytest.MonkeyPatch, index: int) -> list[int]:
         entered.append(index)
         yield
 
-    monkeypatch.setattr(xqa, "is_elsewhere", lambda _: is_elsewhere(torch.device("cuda", index)))
+    elsewhere = base.is_elsewhere
+    monkeypatch.setattr(base, "is_elsewhere", lambda _: elsewhere(torch.device("cuda", index)))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", card)
     return entered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -133,10 +134,15 @@ def gpu_of(device: torch.device) -> Gpu | None:
 
 
 def is_elsewhere(device: torch.device) -> bool:
-    """Whether `device` is a GPU other than the current one, on which a CUDA C++ module launches
-    whatever memory its pointers are of.
-    """
+    """Whether `device` is a GPU other than the current one."""
     return device.type == "cuda" and device.index not in (None, torch.cuda.current_device())
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes `device` the current GPU, on which a CUDA C++ module launches whatever memory its
+    pointers are of. Does nothing for a CPU, and where it is the current one.
+    """
+    return torch.cuda.device(device) if is_elsewhere(device) else nullcontext()
 
 
 @lru_cache(maxsize=256)

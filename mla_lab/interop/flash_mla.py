@@ -38,18 +38,17 @@ BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
 @dataclass
 class FlashMLASchedMeta:
-    """What calls of one shape share: their shape, and the workspace."""
+    """What calls of one shape share: the shape of the first that ran, and the workspace."""
 
     config: tuple[Any, ...] | None = None
     workspace: Tensor | None = field(default=None, repr=False)
 
     def check(self, config: tuple[Any, ...], device: torch.device) -> Tensor:
         """The workspace. Raises InvalidInput for a call of another shape than the first."""
-        if self.config is None or self.workspace is None:
-            self.config = config
-            self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        elif self.config != config:
+        if self.config not in (None, config):
             raise invalid("tile_scheduler_metadata", f"a call of {config}", f"one of {self.config}")
+        if self.workspace is None or self.workspace.device != device:
+            self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         clear_once(self.workspace)
         return self.workspace
 
@@ -120,6 +119,7 @@ def flash_mla_with_kvcache(
         return_lse=True,
         **named,
     )
+    tile_scheduler_metadata.config = config
     rows = lse.view(q.shape[:-1]).transpose(1, 2)
     return out, torch.where(rows == -torch.inf, torch.inf, rows)
 

@@ -20,6 +20,7 @@ from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
 from ...plan.config import KernelConfig
 from ...reference.inputs import DecodeInputs
 from ...reference.operands import q_begins
+from ..base import current
 
 CONFIG = KernelConfig("cuda/ladder")
 LOG2_E = math.log2(math.e)
@@ -112,23 +113,24 @@ class Ladder:
     def __call__(self) -> Tensor:
         """Enqueue the call; returns out [total_q, heads, 512], the same tensor each time."""
         args, problem = self.inputs, self.inputs.problem
-        self.decode(
-            self.step,
-            args.query.view(-1, args.query.shape[-1]),
-            args.kv_cache,
-            args.block_tables,
-            args.seq_lens,
-            self.q_begin,
-            self.out,
-            self.lse,
-            self.scratch,
-            problem.heads,
-            max(problem.q_lens),
-            max(problem.kv_lens),
-            self.splits,
-            float(args.bmm1_scale) * LOG2_E,
-            float(args.bmm2_scale),
-        )
+        with current(args.query.device):
+            self.decode(
+                self.step,
+                args.query.view(-1, args.query.shape[-1]),
+                args.kv_cache,
+                args.block_tables,
+                args.seq_lens,
+                self.q_begin,
+                self.out,
+                self.lse,
+                self.scratch,
+                problem.heads,
+                max(problem.q_lens),
+                max(problem.kv_lens),
+                self.splits,
+                float(args.bmm1_scale) * LOG2_E,
+                float(args.bmm2_scale),
+            )
         return self.out.view(problem.total_q, problem.heads, -1)
 
 

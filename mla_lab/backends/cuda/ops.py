@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from ... import jit
 from ...core.errors import invalid
 from ...plan.config import KernelConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..base import current
 
 #: bound of the planner's shared memory, see kernels/planner/planner.h
 MAX_BATCH = 4096
 
 
 @cache
-def kernel(name: str) -> jit.Kernel:
-    """A CUDA C++ kernel for the current device, compiled at the first call of its life."""
-    return jit.kernel(KernelConfig(f"cuda/{name}"), jit.device_arch())
+def kernel(device: torch.device) -> jit.Kernel:
+    """The planner's kernel for `device`, compiled at its first use."""
+    return jit.kernel(KernelConfig("cuda/planner"), jit.device_arch(device.index))
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,21 @@ class DevicePlanner:
 
     def __call__(self, seq_lens: Tensor, q_begin: Tensor, plan: DevicePlan) -> None:
         """Enqueue the planner for `seq_lens` int32 [batch] and `q_begin` int32 [batch + 1]."""
-        kernel("planner").launch(
-            seq_lens,
-            q_begin,
-            plan.tiles,
-            plan.worker_begin,
-            plan.counts,
-            *self.capacity[1:],
-            self.heads,
-            self.tile_rows,
-            self.tile_kv,
-            self.split_blocks,
-            self.max_splits,
-            self.half_blocks,
-        )
+        with current(seq_lens.device):
+            kernel(seq_lens.device).launch(
+                seq_lens,
+                q_begin,
+                plan.tiles,
+                plan.worker_begin,
+                plan.counts,
+                *self.capacity[1:],
+                self.heads,
+                self.tile_rows,
+                self.tile_kv,
+                self.split_blocks,
+                self.max_splits,
+                self.half_blocks,
+            )
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,6 @@ class DevicePlan:
     @classmethod
     def empty(cls, planner: DevicePlanner, device: str = "cuda") -> DevicePlan:
         """Memory for any plan of `planner`."""
-        import torch
-
         tiles = planner.capacity[0]
 
         def words(*shape: int) -> Tensor:

@@ -25,7 +25,7 @@ from ...core.gpu import Gpu
 from ...jit import toolchain
 from ...plan import KernelConfig
 from ...plan.xqa import KERNEL, Cuts
-from ..base import fill_with_nan, is_elsewhere, refuse_capture
+from ..base import current, fill_with_nan, refuse_capture
 
 #: architectures with programmatic dependent launch
 PROGRAMMATIC = ("sm_90a", "sm_100a", "sm_120a")
@@ -61,9 +61,7 @@ def kernel(config: KernelConfig, device: torch.device) -> jit.Kernel:
 def at_once(config: KernelConfig, device: torch.device, sms: int) -> int:
     """Resident blocks of the kernel on a device with `sms` SMs."""
     occupancy = kernel(config, device).function("occupancy")
-    if not is_elsewhere(device):
-        return max(1, int(occupancy())) * sms
-    with torch.cuda.device(device):
+    with current(device):
         return max(1, int(occupancy())) * sms
 
 
@@ -136,10 +134,7 @@ class XqaLaunch:
         """Enqueue on the tensors' device. Raises InvalidInput where the kernel's entry refuses a
         tensor.
         """
-        if not is_elsewhere(self.device):
-            self._enqueue(o)
-            return
-        with torch.cuda.device(self.device):
+        with current(self.device):
             self._enqueue(o)
 
     def _enqueue(self, o: Operands) -> None:

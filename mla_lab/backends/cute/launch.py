@@ -448,4 +448,4 @@ def kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
 def load_planner(device: torch.device) -> None:
     """Load the device planner's kernel. Raises InvalidInput inside a CUDA graph's capture."""
     refuse_capture("decode", "the first use of cuda/planner", device)
-    cuda_ops.kernel("planner")
+    cuda_ops.kernel(device)

@@ -15,7 +15,14 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-PRELOADED = ["torch", "ipykernel.kernelapp", "ipywidgets", "plotly.graph_objects"]
+PRELOADED = [
+    "torch",
+    "ipykernel.debugger",
+    "ipykernel.kernelapp",
+    "ipywidgets",
+    "mla_lab.lab.exercises",
+    "mla_lab.lab.session",
+]
 
 
 class ForkedKernel:

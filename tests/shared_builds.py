@@ -36,7 +36,7 @@ SWAP_AB_WALK_656 = swap_ab(
     {"kv_format": "fp8_656", "tile_rows": 16, "mask": "causal", "page_size": 16}, fused_merge=2
 )
 #: splits merge without counters
-SWAP_AB_LL = swap_ab({"tile_rows": 16}, fused_merge=3, grid=1)
+SWAP_AB_LL = swap_ab({"tile_rows": 16, "mask": "causal"}, fused_merge=3, grid=1)
 SWAP_AB_LL_E4M3 = swap_ab(E4M3 | {"tile_rows": 16, "mask": "causal"}, fused_merge=3, grid=1)
 #: slices of a merge may be longer than what all threads take at a time
 SWAP_AB_SKIP = swap_ab(E4M3 | {"tile_rows": 32, "mask": "tree"}, fused_merge=2, skip=1)

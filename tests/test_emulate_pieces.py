@@ -129,7 +129,8 @@ def test_right_and_the_same_in_any_company(
     ("heads", "formats", "features"),
     [
         (16, ("bf16", "bf16"), ()),
-        (64, ("bf16", "bf16"), ("sinks",)),
+        (64, ("bf16", "bf16"), ()),
+        pytest.param(64, ("bf16", "bf16"), ("sinks",), marks=needs_time),
         pytest.param(16, ("bf16", "fp8_656"), (), marks=needs_time),
         pytest.param(16, ("bf16", "e4m3"), (), marks=needs_time),
         pytest.param(64, ("e4m3", "e4m3"), ("sinks",), marks=needs_time),
@@ -206,6 +207,6 @@ def test_rounds_that_go_back_write_slots_again(small: Callable[..., None]) -> No
     plan = fixed_pieces(problem, tile_rows=16, num_workers=MOST_PIECES, cuts=PieceCuts(1, 1))
     assert np.diff(plan.worker_begin).max() > RING
     inputs = make_inputs(problem, 3, ["lse"], workspace_bytes=64)
-    small("random", MOST_PIECES, cuts)
+    small("random", MOST_PIECES, cuts, check=False)
     out, _ = call(inputs)
     assert error(out, decode_reference(inputs).out.reshape(out.shape)).relative < 0.008

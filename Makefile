@@ -41,6 +41,7 @@ $(STAMP): requirements.txt pyproject.toml
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 		echo "[1/3] new environment $(VENV) from $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
 	else echo "[1/3] environment $(VENV) is there"; fi
+	@$(PIP) install --quiet --upgrade "pip>=25" 2>/dev/null || echo "note: no newer pip to be had; with that of $(PYTHON) the next step takes longer"
 	@echo "[2/3] pinned packages (a first time takes minutes, and gigabytes where torch comes with CUDA)"
 	@$(PIP) install --no-compile -r requirements.txt | sed -u '/already satisfied/d' || { \
 		echo "pip could not install requirements.txt (its own lines above say why): it needs a package index it can reach, or PIP_FIND_LINKS=/folder/of/wheels"; exit 1; }

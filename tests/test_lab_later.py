@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from .house import ROOT
 
 
@@ -20,26 +18,19 @@ def printed(code: str) -> list[str]:
 PICTURES = "import sys; from mla_lab import lab; from mla_lab.lab import style\n"
 
 
-@pytest.mark.parametrize(
-    ("before", "use"),
-    [
-        ("import torch\n", "import nbformat; nbformat.from_dict"),  # torch looks at all modules
-        ("", "from nbformat.v4 import new_notebook"),
-    ],
-)
-def test_nbformat_is_loaded_once_it_is_used(before: str, use: str) -> None:
+def test_nbformat_is_loaded_once_it_is_used() -> None:
+    """Also where torch, which looks at all modules, is imported behind it."""
     loaded = "print('nbformat.v4' in sys.modules)\n"
-    code = f"{PICTURES}{before}{loaded}{use}\n{loaded}import nbformat; print(nbformat.__file__)"
-    said = printed(code)
+    use = f"import nbformat; nbformat.from_dict\n{loaded}print(nbformat.__file__)"
+    said = printed(f"{PICTURES}import torch\n{loaded}{use}")
     assert said[:2] == ["False", "True"] and said[2].endswith("__init__.py")
 
 
-def test_the_version_loads_nothing() -> None:
+def test_the_version_loads_nothing_and_a_submodule_does() -> None:
     asked = "import nbformat; print(nbformat.__version__, 'nbformat.v4' in sys.modules)\n"
-    said, loaded, then = printed(
-        f"{PICTURES}{asked}import nbformat.v4; print(nbformat.__version__)"
-    )
-    assert (said, loaded) == (then, "False")
+    use = "from nbformat.v4 import new_notebook; print(nbformat.__version__, nbformat.__file__)"
+    said, loaded, then, file = printed(f"{PICTURES}{asked}{use}")
+    assert (said, loaded) == (then, "False") and file.endswith("__init__.py")
 
 
 def test_what_is_not_there_stays_away() -> None:

@@ -71,12 +71,21 @@ def test_a_plan_is_no_part_of_a_program() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_compiled_call_refuses_what_an_eager_one_does(changed: dict[str, Any], says: str) -> None:
+def test_a_traced_call_refuses_what_an_eager_one_does(
+    changed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = {**make_inputs(SMALL, 1).contract_args(), **changed}
-    compiled = torch.compile(lambda: call(**named), backend="eager")
-    for run in (lambda: call(**named), compiled):
+    for compiling in (False, True):
+        monkeypatch.setitem(call.__globals__, "is_compiling", lambda found=compiling: found)
         with pytest.raises(InvalidInput, match=says):
-            run()
+            call(**named)
+
+
+def test_a_compiled_call_ends_in_the_error_of_an_eager_one() -> None:
+    named = {**make_inputs(SMALL, 1).contract_args(), "bmm2_scale": True}
+    compiled = torch.compile(lambda: call(**named), backend="eager")
+    with pytest.raises(InvalidInput, match="bmm2_scale: got bool"):
+        compiled()
 
 
 def test_debug_mode_is_part_of_a_program() -> None:

@@ -56,8 +56,8 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     assert cli.main(["live"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (
-        "sweep, plain, plain-traces, plain-uniform, record, traces, formats, verify, cuda, ladder, "
-        "anatomy, host, notebooks: got a CPU alone; supported: a machine with" in line
+        "sweep, plain, plain-traces, plain-uniform, record, traces, formats, sparse, verify, cuda, "
+        "ladder, anatomy, host, notebooks: got a CPU alone; supported: a machine with" in line
     )
     assert line.endswith("mla-lab live --only costs,simulator,pages")
 
@@ -75,7 +75,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 12
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 16
     verbs += [
         "verify pairwise",
         "verify published",
@@ -91,6 +91,8 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
     (anchor,) = (line for line in ran if "h200_anchor.jsonl.new" in line)
     assert anchor.endswith("kv(1024|8192)") and "--peers mla-lab --" in anchor, "nobody else"
+    power = next(line for line in ran if "h200_sparse_power.jsonl.new" in line)
+    assert power.endswith("--batch 64 --q-len 1") and "kv-len 32768" in power
     assert (into / "records/h200_anchor.jsonl").read_text() == "measured\n"
     assert not list(into.rglob("*.new"))
     assert ran[-3].endswith(f"host_cost {into / 'records/host_cost.jsonl'}")

@@ -27,6 +27,11 @@ PLAIN_ALONE = "bench run RECORD --peers mla-lab-plain --rounds 5 --quick"
 #: samples of two serving traces; TRACES are their files
 TRACE_CASES = "--cases trace --trace TRACES --model deepseek-v2-lite,deepseek-v3"
 FORMATS = "--formats bf16,e4m3,bf16:e4m3,bf16:fp8_656"
+#: sparse calls: the plain one, our two kernels that gather tokens one by one, and FlashMLA
+SPARSE = (
+    "bench run RECORD --kv-len 32768 --formats bf16:fp8_656 --rounds 7 --quick "
+    "--peers mla-lab-plain,mla-lab-cute-gathered,mla-lab-cute-keep-ab-gather,flashmla"
+)
 CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64,128"
 #: record -> commands that make it, one after the other; RECORD is where, LENGTHS are the mean
 #: lengths of the samples that the record then has
@@ -62,6 +67,14 @@ COMMANDS = {
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
         "--q-dtype bf16,fp16 --parts 3",
     ],
+    "h200_sparse": [
+        f"{SPARSE} --batch 1,4,16,64,128 --heads 16,64,128 --q-len 1,2 --top-k 2048",
+        f"{SPARSE} --batch 4,16,64,128 --heads 32,64,128 --top-k 1024 --no-ceilings",
+        f"{SPARSE} --batch 4,16,64,128 --heads 32,64,128 --top-k 512 --no-ceilings",
+    ],
+    "h200_sparse_power": [
+        f"{SPARSE} --batch 64,128 --heads 64,128 --top-k 2048 --power --no-ceilings"
+    ],
     "h200_invariant": [
         f"bench run RECORD {OWN} --batch 64,128 --heads 16,64,128 --kv-len 1024,4096,8192 "
         "--batch-invariant",
@@ -86,6 +99,8 @@ COMMANDS = {
     "h200_card_bits": ["verify card-bits RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
+#: records of sparse calls
+SPARSE_RECORDS = ("h200_sparse", "h200_sparse_power")
 #: records of the samples
 TRACED = (PLAIN_TRACES, UNIFORM, PLANNED_TRACES)
 #: record -> module that makes it, given where
@@ -101,6 +116,7 @@ TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
 SHORT = r"--rounds 3 --peers mla-lab --quick --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)"
 SHORT_SWEEP = r"--rounds 3 --per-tile 2 --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
 SHORT_TRACES = "--seeds 0"
+SHORT_SPARSE = "--rounds 3 --peers mla-lab-plain --batch 64 --q-len 1"
 SHORT_ANATOMY = "b1_q1_h128_kv8192"
 
 
@@ -183,6 +199,8 @@ def _shorter(options: LiveOptions, name: str, line: str) -> list[str]:
         return []
     if name in TRACED:
         return SHORT_TRACES.split()
+    if name in SPARSE_RECORDS:
+        return SHORT_SPARSE.split()
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
     kinds |= {"verify soak": "--seconds 9"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
@@ -275,6 +293,11 @@ STEPS = (
         "h200_formats",
         "h200_invariant",
         "h200_eight_bits",
+    ),
+    _measuring(
+        "sparse",
+        "sparse calls over 656-byte tokens beside FlashMLA, and their power",
+        *SPARSE_RECORDS,
     ),
     _measuring(
         "verify",

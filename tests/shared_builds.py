@@ -48,7 +48,6 @@ SHARED = (
     KEEP_AB,
     keep_ab({}, dual=1),
     KEEP_AB_E4M3,
-    keep_ab({"kv_format": "fp8_656"}, gather=2),
     SWAP_AB_CLUSTER,
     SWAP_AB_WALK,
     SWAP_AB_LL,

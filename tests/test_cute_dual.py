@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from mla_lab import jit
-from mla_lab.core.errors import Unsupported
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.cute.keep_ab_sm90 import static_facts
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.calls import DUAL_WORKERS, is_right, make_call, problem_for
@@ -66,3 +66,14 @@ def test_what_is_not_compiled_beside_swap_ab_is_refused(changes: dict) -> None:
     fields = {"options": CONFIG.options, **changes}
     with pytest.raises(Unsupported):
         static_facts(KernelConfig("cute/keep_ab_sm90", **fields))
+
+
+@pytest.mark.parametrize(
+    ("kv_lens", "splits", "words"),
+    [((300,), 3, "splits: got 3; supported: 0"), ((300, 40), 0, "batch: got 2; supported: 1")],
+)
+def test_the_emulator_s_call_takes_neither_a_plan_nor_several_requests(
+    kv_lens: tuple[int, ...], splits: int, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        make_call(CONFIG, problem_for(CONFIG, kv_lens), splits)

@@ -145,6 +145,10 @@ def call_of(
     problem = inputs.problem
     if config.option("pieces") and splits:
         raise invalid("splits", splits, "0: a build with pieces takes no plan")
+    if config.option("dual") and splits:
+        raise invalid("splits", splits, "0: a dual build takes no plan")
+    if config.option("dual") == 1 and problem.batch != 1:
+        raise invalid("batch", problem.batch, "1: what this dual build takes")
     query = inputs.query.unsqueeze(0) if inputs.query.dim() == 3 else inputs.query
     out = torch.full((*query.shape[:-1], problem.latent_dim), 7.0).to(DTYPES[config.out_dtype])
     lse = torch.full((problem.total_q, problem.heads), 7.0)

@@ -148,6 +148,20 @@ def test_what_is_gathered_is_merged_as_in_one_process(one_process, dtypes, rows)
         assert got.dtype is wanted.dtype and torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"rounds": 0}, "rounds: got 0"), ({"graph": True}, "graph: got True with device cpu")],
+)
+def test_what_cannot_be_timed_is_refused(tmp_path, more, says):
+    with pytest.raises(InvalidInput, match=says):
+        measure(RankCases(2, "cpu", (1,), (70,), heads=4, **more), tmp_path / "ranks.jsonl")
+
+
+def test_a_record_that_cannot_be_written_is_told_first(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        measure(RankCases(2, "cpu", (1,), (70,), heads=4), tmp_path / "absent" / "ranks.jsonl")
+
+
 def test_two_processes_agree_with_one(tmp_path):
     cases = RankCases(2, "cpu", (1, 3), (70,), heads=4, rounds=1)
     rows = measure(cases, tmp_path / "ranks.jsonl")

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import DeviceLost, invalid, unsupported
+from ...core.errors import DeviceLost, invalid
 from ._bench_cases import add_flags, chosen
 from ._progress import bar
-from ._words import check_seed, names
+from ._words import check_seed, device_of, names
 
 if TYPE_CHECKING:
     from ...bench import Bench, Method
@@ -115,21 +115,6 @@ def _checked_size(args: argparse.Namespace) -> int:
     return int(args.rotation_mb * 1e6)
 
 
-def _device(wanted: str | None) -> str:
-    """The device of `--device`, or the GPU, or the CPU without one."""
-    import torch
-
-    if wanted is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, colon, number = wanted.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise invalid("--device", repr(wanted), "cpu, cuda, cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if kind == "cuda" and int(number or 0) >= count:
-        raise unsupported("--device", wanted, f"cpu; torch finds {count} GPUs here")
-    return wanted
-
-
 def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
     """A sweep by a Ray cluster; exit code 1 where a case lost its workers."""
     import ray  # noqa: F401  (missing: the command says which extra installs it)
@@ -160,7 +145,7 @@ def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> Non
     from ...bench.peers import select
     from ...bench.preflight import preflight
 
-    device = _device(args.device)
+    device = device_of(args.device)
     cases = chosen(args)
     peers = select(args.peers) if args.peers else []
     record = Record(args.record)

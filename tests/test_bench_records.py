@@ -265,6 +265,17 @@ def test_the_command_measures_compares_and_reports(tmp_path, capsys):
     assert "CPU" in capsys.readouterr().out
 
 
+def test_a_gate_that_compares_nothing_does_not_pass(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").touch()
+    records = [str(tmp_path / "empty.jsonl")] * 2
+    assert main(["bench", "compare", *records]) == 2
+    assert "baseline: got no figure; supported" in capsys.readouterr().err
+    assert main(["bench", "compare", *records, "--peers", "typo"]) == 2
+    assert "baseline: got no figure of peers typo" in capsys.readouterr().err
+    assert main(["bench", "compare", *records, "--threshold", "nan"]) == 2
+    assert "--threshold: got nan" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -272,6 +283,16 @@ def test_the_command_measures_compares_and_reports(tmp_path, capsys):
         (["--peers", "nobody"], "peers"),
         (["--cases", "anchor", "--batch", "1"], "--cases"),
         (["--only", "no such case"], "--only"),
+        (["--only", "("], "--only: got '('"),
+        (["--device", "tpu"], "--device: got 'tpu'"),
+        (["--device", "cuda:99"], "--device: got cuda:99"),
+        (["--rounds", "0"], "--rounds: got 0"),
+        (["--parts", "0"], "--parts: got 0"),
+        (["--rotation-mb", "nan"], "--rotation-mb: got nan"),
+        (["--rotation-mb", "-1"], "--rotation-mb: got -1.0"),
+        (["--top-k", "-1"], "--top-k: got -1"),
+        (["--peers", ""], "--peers: got none"),
+        (["--seed", "9" * 30], "--seed: got 999"),
     ],
 )
 def test_the_command_refuses_in_one_line(tmp_path, capsys, arguments, words):

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -267,13 +268,18 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     assert len([r for r in caplog.records if "not recorded" in r.message]) == 1
 
 
-def test_a_numpy_scale_is_recorded_as_its_number(tmp_path: Path) -> None:
-    named = make_inputs(Problem((1,), (70,), 4)).contract_args()
+@pytest.mark.parametrize("scale", [np.float32(0.25), np.float64(0.25), Fraction(1, 4)], ids=repr)
+def test_a_scale_of_any_kind_is_recorded_as_its_number(tmp_path: Path, scale: Any) -> None:
+    inputs = make_inputs(Problem((1,), (70,), 4))
+    named = {**inputs.contract_args(), "bmm1_scale": scale}
     with recording(tmp_path):
-        call(**{**named, "bmm1_scale": np.float32(0.25)})
+        call(**named)
     (path,) = (tmp_path / "workloads" / "mla_paged").iterdir()
     row = json.loads(path.read_text())
     assert row["workload"]["inputs"]["bmm1_scale"] == {"type": "scalar", "value": 0.25}
+    (path,) = (tmp_path / "definitions" / "mla_paged").iterdir()
+    init = execute(json.loads(path.read_text())["init"], "init")
+    assert init(**row["workload"]["axes"], device="cpu")["bmm1_scale"] == 0.25
 
 
 def test_a_workload_file_in_another_encoding_stops_nothing(tmp_path: Path) -> None:

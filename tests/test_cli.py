@@ -9,6 +9,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 import mla_lab
 from mla_lab import cli
@@ -133,6 +134,23 @@ def test_a_system_without_fcntl_and_user_ids_runs_the_cpu_path(tmp_path):
     command = [sys.executable, "-c", WITHOUT_POSIX, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "torch.Size([1, 1, 4, 512])\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["xray", "--only", "matrix"], "--only: got matrix; supported: a class with --sass"),
+        (["xray", "--sass", "--only", "magic"], "--only: got magic; supported: ('matrix', "),
+        (["ladder", "--rounds", "0"], "--rounds: got 0"),
+        (["ladder", "--record", "no/such/folder"], "--record: got no GPU here"),
+    ],
+)
+def test_wrong_options_are_one_line(command, named, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(command) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"mla-lab {command[0]}: {named}")
+    assert printed.count("\n") == 1
 
 
 def test_ctrl_c_ends_quietly(monkeypatch, capsys):

@@ -125,6 +125,7 @@ def test_a_result_outside_its_bound_is_code_1(monkeypatch, capsys):
         (["--trace", "synthetic", "--mode", "replay", "--step-ms", "0"], "step_time: got 0"),
         (["--trace", "synthetic", "--batch", "0"], "n: got 0"),
         (["--trace", "synthetic", "--seed", "-1"], "--seed: got -1"),
+        (["--seed", "9" * 30], "--seed: got 999"),
         (["--device", "tpu"], "--device: got 'tpu'"),
         (["--backend", "magic"], "backend: got 'magic'"),
         (["--feature", "magic"], "features: got ['magic']"),

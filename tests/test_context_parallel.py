@@ -8,7 +8,7 @@ import torch
 from mla_lab.api import context_parallel
 from mla_lab.api.context_parallel import merge
 from mla_lab.bench.rank_steps import RankCases, measure
-from mla_lab.core.errors import InvalidInput, InvalidType
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.reference.mla import merge_partials
 
 
@@ -89,6 +89,10 @@ SINK = torch.zeros(2)
         (OUTS, LSES[:2], {}, InvalidInput, "lses: got 2 for 3 outs"),
         (OUTS, [*LSES[:2], None], {}, InvalidType, "lses: got NoneType"),
         (["a"], LSES[:1], {}, InvalidType, "outs: got str"),
+        (torch.stack(OUTS), LSES, {}, InvalidType, "outs: got Tensor; supported: a list"),
+        (OUTS, torch.stack(LSES), {}, InvalidType, "lses: got Tensor; supported: a list"),
+        (iter(OUTS), LSES, {}, InvalidType, "outs: got list_iterator"),
+        ([OUTS[0].to_sparse()], LSES[:1], {}, Unsupported, "outs: got .* torch.sparse_coo"),
         ([*OUTS[:2], OUTS[2][:1]], LSES, {}, InvalidInput, "outs: got .*the same shape"),
         (OUTS, [lse[:2] for lse in LSES], {}, InvalidInput, "one value for each row and head"),
         (OUTS, LSES, {"lse_base": "base10"}, InvalidInput, "lse_base: got 'base10'"),
@@ -122,6 +126,40 @@ def test_what_enters_the_merge_is_checked_before_anything_is_gathered(monkeypatc
     monkeypatch.setattr(context_parallel, "start_gather", lambda *_, **__: pytest.fail("gathered"))
     with pytest.raises(InvalidInput, match=f"{next(iter(more))}: got"):
         context_parallel.gather_and_merge(OUTS[0], LSES[0], **more)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """A group of this process alone."""
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("rows", [5, 0])
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)])
+def test_what_is_gathered_is_merged_as_in_one_process(one_process, dtypes, rows):
+    outs, lses = partials(ranks=1)
+    out, lse = outs[0][:rows].to(dtypes[0]), lses[0][:rows].to(dtypes[1])
+    expected = merge([out], [lse], sinks=SINK)
+    gathered = context_parallel.gather_and_merge(out, lse, sinks=SINK)
+    for got, wanted in zip(gathered, expected, strict=True):
+        assert got.dtype is wanted.dtype and torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"rounds": 0}, "rounds: got 0"), ({"graph": True}, "graph: got True with device cpu")],
+)
+def test_what_cannot_be_timed_is_refused(tmp_path, more, says):
+    with pytest.raises(InvalidInput, match=says):
+        measure(RankCases(2, "cpu", (1,), (70,), heads=4, **more), tmp_path / "ranks.jsonl")
+
+
+def test_a_record_that_cannot_be_written_is_told_first(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        measure(RankCases(2, "cpu", (1,), (70,), heads=4), tmp_path / "absent" / "ranks.jsonl")
 
 
 def test_two_processes_agree_with_one(tmp_path):

@@ -130,6 +130,15 @@ def test_xqa_s_own_name_and_layout() -> None:
         xqa_batch_decode_with_kv_cache(**{**arguments, "mask": None})
 
 
+@pytest.mark.parametrize("q_len", [None, "1", 0])
+def test_xqa_s_query_length_is_told_where_it_is_none(q_len: Any) -> None:
+    arguments = make_gqa_inputs(GqaShape((1, 1), (70, 9), 4, 2)).contract_args()
+    taken = inspect.signature(xqa_batch_decode_with_kv_cache).parameters
+    arguments = {k: v for k, v in arguments.items() if k in taken}
+    with pytest.raises(InvalidInput, match=r"^q_len_per_req: got"):
+        xqa_batch_decode_with_kv_cache(**arguments | {"q_len_per_req": q_len, "kv_layout": "HND"})
+
+
 def test_xqa_s_ragged_queries() -> None:
     inputs = inputs_of(replace(RAGGED, window_left=-1), "tree_mask")
     arguments = inputs.contract_args()

@@ -182,6 +182,33 @@ def test_wrong_shapes_are_told() -> None:
             flash_mla_with_kvcache(**named | wrong)
 
 
+@pytest.mark.parametrize(
+    ("problem", "changes", "error", "says"),
+    [
+        (DENSE, {"causal": "False"}, InvalidType, "causal: got str"),
+        (DENSE, {"causal": None}, InvalidType, "causal: got NoneType"),
+        (SPARSE, {"is_fp8_kvcache": 1}, InvalidType, "is_fp8_kvcache: got int"),
+        (DENSE, {"head_dim_v": 512.0}, InvalidType, "head_dim_v: got float"),
+        (DENSE, {"q": torch.zeros(2, 2, 4, 576).to_sparse()}, Unsupported, "q: got .*sparse_coo"),
+        (SPARSE, {"indices": torch.zeros(2, 2, 0).int()}, InvalidInput, "indices: got .* one slot"),
+    ],
+)
+def test_values_of_other_kinds_are_told(
+    problem: Problem, changes: dict[str, Any], error: Any, says: str
+) -> None:
+    named = arguments(make_inputs(problem, 1))
+    with pytest.raises(error, match=says):
+        flash_mla_with_kvcache(**named | changes)
+
+
+def test_a_wrong_call_is_refused_before_its_query_is_copied() -> None:
+    """The copy would take 158 TB, so that a call that made it could not refuse."""
+    named = arguments(make_inputs(DENSE, 1)) | {"causal": True}
+    query = named["q"][:, :1, :1].expand(-1, 1 << 20, 1 << 16, -1)
+    with pytest.raises(InvalidType, match="block_tables: got"):
+        flash_mla_with_kvcache(**named | {"q": query, "block_table": named["block_table"].long()})
+
+
 def test_metadata_made_in_inference_mode_serves_outside_of_it() -> None:
     named = arguments(make_inputs(DENSE, 1, ["lse"]))
     with torch.inference_mode():

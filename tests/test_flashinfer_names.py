@@ -13,7 +13,7 @@ import torch
 import mla_lab.flashinfer_names as flashinfer
 from mla_lab.api import contract
 from mla_lab.core import masks
-from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.interop.flashinfer import first_use
 from mla_lab.interop.flashinfer.first_use import ZEROED_BYTES
@@ -380,6 +380,8 @@ def test_no_query_token_has_an_lse_in_any_case(lse: torch.Tensor | None) -> None
         ({"max_seq_len": "x"}, "max_seq_len: got str"),
         ({"seq_lens": torch.zeros(5, dtype=torch.int32)}, "seq_lens: got shape"),
         ({"out": torch.zeros(0, 4, 256)}, "out: got"),
+        ({"out": torch.zeros(1, 4, 512).bfloat16()}, "out: got shape .*no row"),
+        ({"lse": torch.zeros(1, 4)}, "lse: got shape .*no row"),
         ({"bogus": 3}, "bogus"),
     ],
     ids=str,
@@ -400,6 +402,7 @@ def test_a_call_without_query_tokens_is_checked(wrong: dict[str, Any], says: str
         ({"out_dtype": "fp16"}, "out_dtype: got 'fp16'"),
         ({"kv_lora_rank": -1}, "kv_lora_rank: got -1"),
         ({"kv_lora_rank": "512"}, "kv_lora_rank: got str"),
+        ({"kv_lora_rank": 10**13}, "kv_lora_rank: got 10000000000000; supported: 1 to 576"),
         (
             {"out": torch.zeros(2, 1, 4, 512).bfloat16(), "out_dtype": torch.float16},
             r"out_dtype: got torch\.float16; supported: .*torch\.bfloat16",
@@ -411,6 +414,12 @@ def test_wrong_arguments_of_the_cute_dsl_entry(wrong: dict[str, Any], says: str)
     named = cute_dsl_names(make_inputs(SMALL, 1))
     with pytest.raises(InvalidInput, match=says):
         flashinfer.cute_dsl_mla_decode(**{**named, **wrong})
+
+
+@pytest.mark.parametrize("name", ["qk_nope_head_dim", "bmm1_scale", "bmm2_scale"])
+def test_the_contract_s_own_parameters_are_none_of_the_cute_dsl_entry(name: str) -> None:
+    with pytest.raises(InvalidType, match=f"{name}: got a value; supported: no such argument"):
+        flashinfer.cute_dsl_mla_decode(**cute_dsl_names(make_inputs(SMALL, 1)), **{name: 0.5})
 
 
 @pytest.fixture

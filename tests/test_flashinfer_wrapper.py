@@ -106,6 +106,46 @@ def test_two_buffers_of_a_cache_are_refused_or_copied() -> None:
     assert torch.equal(out, planned(inputs).run(*halves(inputs)))
 
 
+@pytest.mark.parametrize("name", ["float_workspace_buffer", "out", "lse"])
+def test_what_is_written_lies_apart_from_caches_that_are_copied(name: str) -> None:
+    inputs = make_inputs(EQUAL, 1)
+    q_nope, q_pe, ckv, kpe = (half.contiguous() for half in halves(inputs))
+    before, buffer, named = ckv.clone(), workspace(), {}
+    if name == "float_workspace_buffer":
+        buffer = ckv.view(-1).view(torch.int8)[: ZEROED_BYTES + 64]
+    elif name == "out":
+        named["out"] = ckv.view(-1)[: q_nope.numel()].view(q_nope.shape)
+    else:
+        named["lse"] = ckv.view(-1)[:48].view(torch.float32).view(6, 4)
+    wrapper = BatchMLAPagedAttentionWrapper(buffer, copies_caches=True)
+    wrapper.plan(**csr(inputs))  # zeroes the workspace, before it sees a cache
+    with pytest.raises(InvalidInput, match=f"{name}: got bytes of another tensor"):
+        wrapper.run(q_nope, q_pe, ckv, kpe, **named)
+    if named:
+        assert torch.equal(ckv.view(torch.int16), before.view(torch.int16))
+
+
+@pytest.mark.parametrize("problem", [EQUAL, UNEQUAL])
+def test_a_plan_keeps_its_lengths(problem: Problem) -> None:
+    """A program may count its lengths on in place before the step's last layer has run."""
+    inputs = make_inputs(problem, 1)
+    given = csr(inputs)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace())
+    wrapper.plan(**given)
+    expected = wrapper.run(*halves(inputs))
+    given["kv_len_arr"] += 100
+    given["qo_indptr"].copy_(torch.tensor([0, 1, 2, 6]))
+    assert torch.equal(wrapper.run(*halves(inputs)), expected)
+
+
+def test_lists_of_a_plan_may_lie_apart() -> None:
+    inputs = make_inputs(UNEQUAL, 1)
+    given = csr(inputs)
+    apart = {n: torch.stack([v, v], 1)[:, 0] for n, v in given.items() if torch.is_tensor(v)}
+    expected = planned(inputs).run(*halves(inputs))
+    assert torch.equal(planned(inputs, **apart).run(*halves(inputs)), expected)
+
+
 def test_a_pool_without_pages_has_no_tokens() -> None:
     inputs = make_inputs(replace(EQUAL, kv_lens=(0, 0, 0)), 1)
     wrapper = planned(inputs, kv_indices=torch.empty(0, dtype=torch.int32))
@@ -248,6 +288,9 @@ def test_plans_with_cuda_graphs_write_into_the_same_memory() -> None:
         ({"kv_indices": torch.tensor([0])}, InvalidInput, "kv_indices: got 1 pages"),
         ({"sm_scale": math.nan}, InvalidInput, "sm_scale: got nan"),
         ({"page_size": 0}, InvalidInput, "page_size: got 0"),
+        ({"head_dim_ckv": 512.0}, InvalidType, "head_dim_ckv: got float"),
+        ({"head_dim_kpe": torch.tensor(64)}, InvalidType, "head_dim_kpe: got Tensor"),
+        ({"causal": "False"}, InvalidType, "causal: got str"),
         ({"num_heads": 4.0}, InvalidType, "num_heads: got float"),
         ({"qo_indptr": [0, 2, 4, 6]}, InvalidType, "qo_indptr: got list"),
         ({"qo_indptr": None}, InvalidType, "qo_indptr: got NoneType"),
@@ -276,6 +319,7 @@ def test_a_wrong_plan_is_refused(changed: dict[str, Any], error: Any, says: str)
         ("ckv_scale_arr", torch.ones(1), "ckv_scale_arr: got a value"),
         ("o_scale", 1.0, "o_scale: got a value"),
         ("kpe_cache", None, "kpe_cache: got NoneType"),
+        ("return_lse_base_on_e", "False", "return_lse_base_on_e: got str"),
         ("q_pe", torch.zeros(6, 4, 64, dtype=torch.bfloat16, device="meta"), "q_pe: got device"),
     ],
 )
@@ -326,6 +370,11 @@ def test_run_before_plan_and_wrong_constructors() -> None:
         BatchMLAPagedAttentionWrapper(workspace(), True)
     with pytest.raises(InvalidType, match="float_workspace_buffer"):
         BatchMLAPagedAttentionWrapper([])
+    with pytest.raises(Unsupported, match=r"float_workspace_buffer: got .*sparse_coo"):
+        BatchMLAPagedAttentionWrapper(workspace().to_sparse())
+    for flag in ("use_cuda_graph", "copies_caches"):
+        with pytest.raises(InvalidType, match=f"{flag}: got str"):
+            BatchMLAPagedAttentionWrapper(workspace(), **{flag: "False"})
     with pytest.raises(InvalidInput, match="pages_per_request: got 0"):
         BatchMLAPagedAttentionWrapper(workspace(), pages_per_request=0)
 

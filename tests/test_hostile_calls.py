@@ -175,6 +175,21 @@ def test_gqa_results_share_no_byte() -> None:
         gqa(**inputs.contract_args(), out=inputs.query)
 
 
+def test_gqa_results_may_lie_between_keys_and_values() -> None:
+    named = make_gqa_inputs(GqaShape((1, 1), (70, 9), 8, 2), workspace_bytes=4096).contract_args()
+    keys, values = named["kv_cache"]
+    query, size = named["query"], keys.numel()
+    memory = torch.zeros(2 * size + query.numel(), dtype=keys.dtype)
+    moved = memory[:size].view(keys.shape), memory[-size:].view(values.shape)
+    moved[0].copy_(keys), moved[1].copy_(values)
+    named["kv_cache"] = moved
+    out = memory[size:-size].view(query.shape)
+    assert torch.equal(gqa(**named, out=out), gqa(**named))
+    for part in moved:
+        with pytest.raises(InvalidInput, match="out: got bytes that are kv_cache's too"):
+            gqa(**named, out=part.view(-1)[: query.numel()].view(query.shape))
+
+
 def test_threads_may_share_a_workspace_on_a_cpu() -> None:
     problem = Problem((1, 1), (300, 200), 4)
     plan = make_plan(problem, policy="fixed", num_splits=3)

@@ -393,6 +393,30 @@ def test_cases_by_number(tmp_path: Path) -> None:
     assert [row["index"] for row in rows if row["kind"] == "case"] == [3, 1]
 
 
+@pytest.mark.parametrize(
+    ("verb", "options", "says"),
+    [
+        ("pairwise", ["--first", "1"], "--device: got cuda; supported: cpu"),
+        ("pairwise", ["--first", "1", "--device", "tpu"], "--device: got 'tpu'"),
+        ("pairwise", ["--first", "0", "--device", "cpu"], "--first: got 0"),
+        ("soak", ["--seconds", "nan", "--device", "cpu"], "--seconds: got nan"),
+    ],
+)
+def test_what_the_command_refuses(
+    verb: str,
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = tmp_path / "none.jsonl"
+    assert cli.main(["verify", verb, str(path), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"mla-lab verify: {says}")
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("lengths", ["mixed", "early", "one"])
 @pytest.mark.parametrize(("form", "weights"), [("e4m3", "e4m3"), ("bf16 on 656", "bf16")])
 def test_rounded_weights_are_judged_by_torch_s_own_error(

@@ -48,9 +48,8 @@ def merge(
     """
     _check(outs, lses)
     _check_merged(lses[0].shape[-1], outs[0].device, sinks, lse_base)
-    wide = torch.float64 if outs[0].dtype is torch.float64 else torch.float32
     heads = outs[0].shape[-2]
-    parts = torch.stack([lse.reshape(-1, heads) for lse in lses]).to(wide)
+    parts = torch.stack([lse.reshape(-1, heads) for lse in lses]).to(_wide(outs[0].dtype))
     weights, lse = _weights(parts, sinks, lse_base)
     rows = torch.stack([out.reshape(-1, *out.shape[-2:]) for out in outs])
     out = _weighted(rows, weights)
@@ -96,7 +95,7 @@ class Gathering:
         _check_merged(self.lses.shape[-1], self.lses.device, sinks, lse_base)
         of_lses, of_outs = self.works
         of_lses.wait()
-        weights, lse = _weights(self.lses, sinks, lse_base)
+        weights, lse = _weights(self.lses.to(_wide(self.outs.dtype)), sinks, lse_base)
         of_outs.wait()
         out = _weighted(self.outs, weights).to(self.outs.dtype)
         return out.view(self.shapes[0]), lse.view(self.shapes[1])
@@ -109,10 +108,17 @@ def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = 
     for tensor, last in ((lse, lse.shape[-1:]), (out, out.shape[-2:])):
         # bytes: not every backend of torch.distributed gathers every dtype
         own = tensor.contiguous().view(-1).view(torch.uint8)
-        every = own.new_empty(dist.get_world_size(group), own.numel())
-        works.append(_all_gather(every.view(-1), own, group=group, async_op=True))
-        rows.append(every.view(tensor.dtype).view(len(every), -1, *last))
+        world = dist.get_world_size(group)
+        every = own.new_empty(world * own.numel())
+        works.append(_all_gather(every, own, group=group, async_op=True))
+        # the number of rows, which may be 0, is not left to view
+        rows.append(every.view(tensor.dtype).view(world, tensor.numel() // last.numel(), *last))
     return Gathering(rows[0], rows[1], (works[0], works[1]), (out.shape, lse.shape))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What results of this dtype are merged in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _weights(
@@ -141,12 +147,15 @@ def _weighted(outs: Tensor, weights: Tensor) -> Tensor:
 
 def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     """Results of ranks: of one shape, dtype and device, and an lse for each row and head of out."""
+    for name, tensors in (("outs", outs), ("lses", lses)):
+        if not isinstance(tensors, Sequence):
+            supported = "a list of tensors, one of each rank"
+            raise invalid_type(name, type(tensors).__name__, supported)
     if not outs or len(outs) != len(lses):
         raise invalid("lses", f"{len(lses)} for {len(outs)} outs", "one for each, at least one")
     for name, tensors in (("outs", outs), ("lses", lses)):
         for tensor in tensors:
-            if not isinstance(tensor, Tensor):
-                raise invalid_type(name, type(tensor).__name__, "tensors")
+            argument.tensor(name, tensor)
             if tensor.shape != tensors[0].shape:
                 shapes = f"{list(tensor.shape)} and {list(tensors[0].shape)}"
                 raise invalid(name, shapes, "the same shape from every rank")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter
+from numbers import Integral
 from typing import Any, ParamSpec
 
 from torch import Tensor
@@ -47,9 +48,12 @@ def _of(
 
 
 def _xqa(args: GqaArgs) -> Any:
-    if args.mask is None and (args.q_len_per_req or args.max_q_len) != 1:
-        got = f"None with q_len_per_req {args.q_len_per_req or args.max_q_len}"
-        raise invalid("mask", got, "packed uint16 rows")
+    ragged = args.cum_seq_lens_q is not None
+    q_len = args.max_q_len if ragged else args.q_len_per_req
+    unknown = ragged and q_len is None
+    # what is no number of tokens is left to the checks
+    if args.mask is None and (unknown or (isinstance(q_len, Integral) and q_len > 1)):
+        raise invalid("mask", f"None with q_len_per_req {q_len}", "packed uint16 rows")
     return decode(args)
 
 

@@ -70,12 +70,18 @@ def measure(
     """Run all cases in `world` processes; rank 0 appends a row each to `out`. Returns the rows.
 
     count: called with (cases done, all cases) about once a second.
-    Raises InvalidInput where there are fewer GPUs than ranks.
+    Raises InvalidInput where there are fewer GPUs than ranks, and for what cannot be timed.
     """
     if cases.world < 2:
         raise invalid("world", cases.world, "2 or more ranks")
     if cases.device == "cuda" and torch.cuda.device_count() < cases.world:
         raise invalid("world", cases.world, f"up to {torch.cuda.device_count()} GPUs")
+    if cases.rounds < 1:
+        raise invalid("rounds", cases.rounds, "1 or more")
+    if cases.graph and cases.device != "cuda":
+        raise invalid("graph", f"True with device {cases.device}", "device cuda")
+    with out.open("ab"):
+        pass  # a file that cannot be written is told before anything is measured
     known, total = _lines(out), len(cases.problems())
     with tempfile.TemporaryDirectory() as folder:
         where = (cases, f"file://{folder}/ranks", str(out))

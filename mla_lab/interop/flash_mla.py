@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from ..api.decode import decode
+from ..call.checks import tensors as argument
 from ..core import masks
 from ..core.errors import invalid, invalid_type, unsupported
 from ..core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+from .flashinfer.before_copy import check_mla
 from .flashinfer.first_use import clear_once
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
@@ -80,8 +82,9 @@ def flash_mla_with_kvcache(
 
     q: bf16 or fp16 [batch, q_len, heads, 576]. k_cache: [pages, page_size, 1, 576] in the query's
     dtype, or with is_fp8_kvcache 656 bytes a token. block_table, cache_seqlens: int32 [batch,
-    max_pages] and [batch]; None in sparse calls. indices: int32 [batch, q_len, top_k] slots, -1 for
-    none. attn_sink: fp32 [heads], in sparse calls. softmax_scale: default 576 ** -0.5.
+    max_pages] and [batch]; not read in sparse calls, as in FlashMLA. indices: int32 [batch, q_len,
+    top_k] slots, -1 for none. attn_sink: fp32 [heads], in sparse calls. softmax_scale: default
+    576 ** -0.5.
     Returns out [batch, q_len, heads, 512] in the query's dtype, lse fp32 [batch, heads, q_len].
     Raises InvalidInput, Unsupported.
     """
@@ -94,6 +97,8 @@ def flash_mla_with_kvcache(
     for name, value in lacking.items():
         if value is not None:
             raise unsupported(name, "a value", "None")
+    argument.flag("causal", causal)
+    argument.flag("is_fp8_kvcache", is_fp8_kvcache)
     _check(q, k_cache, head_dim_v, tile_scheduler_metadata, is_fp8_kvcache)
     if indices is None:
         for name, value in {"attn_sink": attn_sink, "topk_length": topk_length}.items():
@@ -108,15 +113,20 @@ def flash_mla_with_kvcache(
         named["sinks"] = attn_sink
     top_k = None if indices is None else indices.shape[-1]
     config = (*q.shape[:3], k_cache.shape[1], causal, is_fp8_kvcache, top_k)
+    named |= {
+        "kv_cache": k_cache.squeeze(2),
+        "kv_lora_rank": head_dim_v,
+        "qk_rope_head_dim": ROPE_DIM,
+        "bmm1_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        "return_lse": True,
+    }
+    if not q.is_contiguous():
+        unused = {"workspace_buffer": None, "qk_nope_head_dim": 0, "max_seq_len": None}
+        check_mla(decode, {**unused, **named, "query": q})
     out, lse = decode(
         query=q.contiguous(),
-        kv_cache=k_cache.squeeze(2),
         workspace_buffer=tile_scheduler_metadata.check(config, q.device),
-        kv_lora_rank=head_dim_v,
-        qk_rope_head_dim=ROPE_DIM,
         out=q.new_empty((*q.shape[:-1], head_dim_v)),
-        bmm1_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        return_lse=True,
         **named,
     )
     tile_scheduler_metadata.config = config
@@ -129,13 +139,11 @@ def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_
         got = type(metadata).__name__
         raise invalid_type("tile_scheduler_metadata", got, "what get_mla_metadata returns")
     for name, tensor in {"q": q, "k_cache": k_cache}.items():
-        if not isinstance(tensor, Tensor):
-            raise invalid_type(name, type(tensor).__name__, "a torch.Tensor")
-        if tensor.dim() != 4:
+        if argument.tensor(name, tensor).dim() != 4:
             raise invalid(name, f"{tensor.dim()} dimensions", 4)
     if k_cache.shape[2] != 1:
         raise unsupported("k_cache", f"{k_cache.shape[2]} KV heads", 1)
-    if head_dim_v != LATENT_DIM:
+    if argument.any_integer("head_dim_v", head_dim_v) != LATENT_DIM:
         raise unsupported("head_dim_v", head_dim_v, LATENT_DIM)
     if eight_bit and (k_cache.shape[-1] != FP8_656_BYTES or k_cache.dtype not in BYTE_TYPES):
         got = f"{k_cache.shape[-1]} x {k_cache.dtype} a token"
@@ -169,6 +177,8 @@ def _sparse(
         got = f"shape {tuple(indices.shape)}"
         raise invalid("indices", got, f"[{q.shape[0]}, {q.shape[1]}, top_k]")
     top_k = indices.shape[-1]
+    if not top_k:
+        raise invalid("indices", f"shape {list(indices.shape)}", "at least one slot a query token")
     if topk_length is not None and topk_length.shape != q.shape[:1]:
         raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
     lengths = torch.full((q.shape[0],), top_k, dtype=torch.int32, device=q.device)

@@ -23,19 +23,19 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
 
 
 def check_overlap(args: object, parameters: tuple[Declared, ...]) -> None:
-    """Raise InvalidInput for a tensor that the call writes and that overlaps another one."""
-    found: dict[str, tuple[int, int]] = {}
+    """Raise InvalidInput for a tensor that the call writes and that overlaps another one.
+
+    Each tensor of a list has a range of its own: what lies between two of them is free.
+    """
+    found: list[tuple[str, int, int]] = []
     for p in parameters:
         value = getattr(args, p.name)
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, Tensor) and not tensor.is_meta:
-                begin, end = byte_range(tensor)
-                before = found.get(p.name, (begin, end))
-                found[p.name] = min(begin, before[0]), max(end, before[1])
-    written = [p.name for p in parameters if p.arg.written and p.name in found]
-    for name in written:
-        begin, end = found[name]
-        for other, (other_begin, other_end) in found.items():
+                found.append((p.name, *byte_range(tensor)))
+    names = {p.name for p in parameters if p.arg.written}
+    for name, begin, end in [entry for entry in found if entry[0] in names]:
+        for other, other_begin, other_end in found:
             if other != name and max(begin, other_begin) < min(end, other_end):
                 got = f"bytes that are {other}'s too (0x{max(begin, other_begin):x} and on)"
                 raise invalid(name, got, "memory of its own")

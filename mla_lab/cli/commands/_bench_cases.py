@@ -60,7 +60,13 @@ def chosen(args: argparse.Namespace) -> list[Case]:
     """The cases that the flags name, at least one, each followed by its twins."""
     from ...bench.cases import invariant_twin, uniform_twin
 
-    cases = [case for case in _listed(args) if re.search(args.only, case.name)]
+    try:
+        wanted = re.compile(args.only)
+    except re.error as error:
+        raise invalid("--only", repr(args.only), f"a regular expression: {error}") from error
+    if args.top_k < 0:
+        raise invalid("--top-k", args.top_k, "0 or more")
+    cases = [case for case in _listed(args) if wanted.search(case.name)]
     if not cases:
         raise invalid("--only", repr(args.only), "a pattern that some case's name matches")
     if args.uniform:

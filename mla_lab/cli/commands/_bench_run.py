@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.errors import DeviceLost
+from ...core.errors import DeviceLost, invalid
 from ._bench_cases import add_flags, chosen
 from ._progress import bar
-from ._words import names
+from ._words import check_seed, device_of, names
 
 if TYPE_CHECKING:
     from ...bench import Bench, Method
@@ -69,11 +70,16 @@ def run(args: argparse.Namespace) -> None:
     """Peers against each other."""
     from ...bench import Bench, Method
 
+    size = _checked_size(args)
+    if args.parts < 1:
+        raise invalid("--parts", args.parts, "1 or more")
+    if not args.peers:
+        raise invalid("--peers", "none", "at least one")
     method = Method(
         rounds=args.rounds,
         parts=args.parts,
         seed=args.seed,
-        rotation_bytes=int(args.rotation_mb * 1e6),
+        rotation_bytes=size,
         isolated=not args.quick,
         planned=not args.quick,
         kernels=args.kernels,
@@ -91,12 +97,22 @@ def sweep(args: argparse.Namespace) -> int:
         backend = args.backend
         per_tile = args.per_tile or PER_TILE
 
-    size = int(args.rotation_mb * 1e6)
+    size = _checked_size(args)
     method = replace(METHOD, rounds=args.rounds, seed=args.seed, rotation_bytes=size)
     if args.ray:
         return _spread(args, method, OwnSweep.per_tile)
     _measure(args, OwnSweep, method)
     return 0
+
+
+def _checked_size(args: argparse.Namespace) -> int:
+    """Bytes of the KV copies; refuses numbers that no measurement can use."""
+    if args.rounds < 1:
+        raise invalid("--rounds", args.rounds, "1 or more")
+    if not 0 <= args.rotation_mb < math.inf:
+        raise invalid("--rotation-mb", args.rotation_mb, "a finite number, 0 or more")
+    check_seed(args.seed)
+    return int(args.rotation_mb * 1e6)
 
 
 def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
@@ -125,13 +141,11 @@ def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
 
 def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> None:
     """Continues the record, from the start again in a new process where the device is lost."""
-    import torch
-
     from ...bench import Record, results
     from ...bench.peers import select
     from ...bench.preflight import preflight
 
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_of(args.device)
     cases = chosen(args)
     peers = select(args.peers) if args.peers else []
     record = Record(args.record)

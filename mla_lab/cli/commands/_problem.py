@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from ...core.errors import invalid
 from ...core.models import MODELS, Model, get_model
 from ...core.problem import ELEMENT_BYTES, KV_FORMATS, Problem
+from ._words import check_seed
 
 DEFAULT_HEADS = 128
 DEFAULT_BATCH = 8
 DEFAULT_KV_LEN = 4096
+DEFAULT_STEP_MS = 30.0
 #: larger problems would take minutes and gigabytes before the first output
 MOST_REQUESTS = 1 << 20
 #: lengths and page ids are int32 in the kernels
@@ -61,11 +63,10 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument(
         "--mode",
         choices=("sample", "replay"),
-        default="sample",
         help="--batch steps drawn at random (default), or who was decoding --at a time",
     )
     trace.add_argument("--at", type=float, help="replay: seconds into the trace (its middle)")
-    trace.add_argument("--step-ms", type=float, default=30.0, help="replay: a token's time (30)")
+    trace.add_argument("--step-ms", type=float, help="replay: a token's time (30)")
     parser.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
 
 
@@ -81,6 +82,7 @@ def problem_of(args: argparse.Namespace) -> CallOptions:
     name a size that no kernel takes.
     """
     _check_sizes(args)
+    _check_trace_options(args)
     model = _model(args)
     heads = DEFAULT_HEADS if args.heads is None else args.heads
     if model:
@@ -107,6 +109,16 @@ def _check_sizes(args: argparse.Namespace) -> None:
             raise invalid(name, value, f"up to {MOST}")
     if args.batch is not None and args.batch > MOST_REQUESTS:
         raise invalid("--batch", args.batch, f"up to {MOST_REQUESTS} requests")
+
+
+def _check_trace_options(args: argparse.Namespace) -> None:
+    """Refuse what would have no effect without a trace, or but for its replay."""
+    check_seed(args.seed)
+    if args.trace is None and args.mode is not None:
+        raise invalid("--mode", args.mode, "a mode with --trace")
+    for name, value in {"--at": args.at, "--step-ms": args.step_ms}.items():
+        if value is not None and args.mode != "replay":
+            raise invalid(name, value, "a time with --mode replay")
 
 
 def _model(args: argparse.Namespace) -> Model | None:
@@ -143,10 +155,11 @@ def _trace_lengths(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
         if args.batch is not None:
             raise invalid("--batch", f"{args.batch} with --mode replay", "the batch at that time")
         at = trace.duration_s / 2 if args.at is None else args.at
-        step = replay(trace, at, args.step_ms / 1e3)
+        step_ms = DEFAULT_STEP_MS if args.step_ms is None else args.step_ms
+        step = replay(trace, at, step_ms / 1e3)
         if not len(step):
             raise invalid("--at", f"{at:g} s, when no request is decoding", "another time")
-        how = f"replay at {at:g} s, {args.step_ms:g} ms a token"
+        how = f"replay at {at:g} s, {step_ms:g} ms a token"
     else:
         step = sample(trace, DEFAULT_BATCH if args.batch is None else args.batch, args.seed)
         how = f"sample of {len(step)} steps, seed {args.seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +117,13 @@ def _compare(args: argparse.Namespace) -> int:
     from ...bench.report import gate_table
 
     threshold = THRESHOLD if args.threshold is None else args.threshold
+    if not 0 <= threshold < math.inf:
+        raise invalid("--threshold", threshold, "a finite number, 0 or more")
     rows = (list(read(args.baseline)), list(read(args.candidate)))
     verdicts = compare(*rows, threshold=threshold, peers=args.peers)
+    if all(verdict.verdict == "new" for verdict in verdicts):
+        of = f" of peers {','.join(args.peers)}" if args.peers else ""
+        raise invalid("baseline", f"no figure{of}", "a record with figures to compare")
     print(gate_table(verdicts, everything=args.all))
     return 0 if passes(verdicts) else 1
 

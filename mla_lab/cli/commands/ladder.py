@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import invalid, unsupported
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Options `--record`, `--rounds`, `--show`."""
@@ -23,8 +25,18 @@ def run(args: argparse.Namespace) -> None:
     """Measure if asked to, then print a table for each case."""
     from ...bench import ladder
 
+    if args.rounds < 1:
+        raise invalid("--rounds", args.rounds, "1 or more")
     if args.record is not None:
+        _check_gpu()
         ladder.measure(
             args.record, args.rounds, lambda text: print(text, file=sys.stderr, flush=True)
         )
     print(ladder.tables(args.show or args.record))
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise unsupported("--record", "no GPU here", "a machine with one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -10,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...core.errors import invalid
 from ._progress import Bar, bar
-from ._words import names, numbers
+from ._words import device_of, names, numbers
 
 Row = dict[str, Any]
 
@@ -110,11 +112,24 @@ def run(args: argparse.Namespace) -> int:
 
     if args.verb == "card-bits":
         return _card_bits(args)
+    _check_numbers(args)
     check_record(args.record)
     with bar(f"verify {args.verb}", lambda text: print(text, file=sys.stderr)) as shown:
         module, rows = _made(args, shown)
     print(module.summary(rows))
     return int(module.failed(rows))
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Refuse a device that is not here, a count of no case, and what is no time."""
+    given = vars(args)
+    if "device" in given:
+        device_of(args.device)
+    first, seconds = given.get("first"), given.get("seconds")
+    if first is not None and first < 1:
+        raise invalid("--first", first, "1 or more")
+    if seconds is not None and (math.isnan(seconds) or seconds < 0):
+        raise invalid("--seconds", seconds, "0 or more")
 
 
 def _card_bits(args: argparse.Namespace) -> int:

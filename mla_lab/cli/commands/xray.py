@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from ...core.errors import unsupported
     from ...jit import compile_all
 
+    _check_only(args)
     configs = _selected(args)
     with bar(f"compiling for {args.arch}", lambda text: print(text, file=sys.stderr)) as shown:
         made = compile_all(configs, args.arch, progress=shown.say, built=shown.count)
@@ -57,6 +58,18 @@ def run(args: argparse.Namespace) -> int:
         for one, other in zip(reports[0].kernels, after.kernels, strict=False):
             print(f"\n{one.name}\n{xray.render_changes(xray.compare(one, other))}")
     return 0
+
+
+def _check_only(args: argparse.Namespace) -> None:
+    """Refuse classes that no listing has, and those of a report, which has all."""
+    from ...core.errors import invalid
+    from ...xray.opcodes import OTHER, SASS_CLASSES
+
+    for name in args.only or ():
+        if not args.sass:
+            raise invalid("--only", name, "a class with --sass")
+        if name not in (*SASS_CLASSES, OTHER):
+            raise invalid("--only", name, (*SASS_CLASSES, OTHER))
 
 
 def _selected(args: argparse.Namespace) -> list[KernelConfig]:

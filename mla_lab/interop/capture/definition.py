@@ -8,6 +8,7 @@ fixes is a constant axis and part of the name; one that changes from step to ste
 from __future__ import annotations
 
 from inspect import getsource
+from numbers import Integral
 from typing import Any, get_args
 
 from torch import Tensor
@@ -236,12 +237,19 @@ def _reference(
     return "\n".join(lines) + "\n"
 
 
+def number(value: Any) -> int | float:
+    """A number of any kind as Python's own, whose text needs no import to be read."""
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _init(args: DecodeArgs, inputs: dict[str, Any], axes: dict[str, int]) -> str:
     """`init` of the variable axes' sizes, behind the source of `maker`."""
     constants = {name: size for name, size in axes.items() if name not in VARIABLE}
     tensors = {name: (entry["shape"], entry["dtype"]) for name, entry in inputs.items()}
     scalars = {
-        name: getattr(args, name) for name, entry in inputs.items() if entry["shape"] is None
+        name: number(getattr(args, name))
+        for name, entry in inputs.items()
+        if entry["shape"] is None
     }
     sizes = [name for name in axes if name in VARIABLE]
     lines = [

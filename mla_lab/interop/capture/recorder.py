@@ -21,7 +21,7 @@ from ...call.decode_args import DecodeArgs
 from ...call.form import Form
 from ...core import files
 from ...core.errors import MlaLabError
-from .definition import OP_TYPE, definition_of, sizes_of
+from .definition import OP_TYPE, definition_of, number, sizes_of
 from .solution import solution_of
 
 #: names the folder to record into
@@ -89,7 +89,9 @@ class Recorder:
         for name, entry in definition["inputs"].items():
             scalar = entry["shape"] is None
             inputs[name] = (
-                {"type": "scalar", "value": getattr(args, name)} if scalar else {"type": "random"}
+                {"type": "scalar", "value": number(getattr(args, name))}
+                if scalar
+                else {"type": "random"}
             )
         identity = json.dumps([definition["name"], sizes])  # scalars follow values, not shapes
         return {"uuid": str(uuid5(NAMESPACE_URL, identity)), "axes": sizes, "inputs": inputs}

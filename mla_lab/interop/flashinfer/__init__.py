@@ -67,6 +67,8 @@ R = TypeVar("R")
 
 COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
+#: parameters of the contract's call that its CuTe DSL entry names otherwise, or lacks
+NOT_OF_CUTE_DSL = ("qk_nope_head_dim", "bmm1_scale", "bmm2_scale")
 #: arguments that True permits and does not require
 WISHES = ("enable_pdl", "use_fp16_softmax")
 
@@ -220,6 +222,9 @@ def cute_dsl_mla_decode(
     `contract.trtllm_batch_decode_with_kv_cache_mla`.
     Source: flashinfer.cute_dsl.attention.cute_dsl_mla_decode (FlashInfer 0.7.2).
     """
+    for name in NOT_OF_CUTE_DSL:
+        if name in named:
+            raise invalid_type(name, "a value", "no such argument: see softmax_scale, output_scale")
     _check_own(query, kv_lora_rank, out, out_dtype, named.get("lse"))
     given = {
         **named,
@@ -237,6 +242,7 @@ def cute_dsl_mla_decode(
     }
     none = not query.shape[0] and isinstance(named.get("cum_seq_lens_q"), Tensor)
     if none:
+        _check_no_rows_written(query, out, named.get("lse"))
         check_no_rows(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
     elif not query.is_contiguous():
         check_mla(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
@@ -251,6 +257,14 @@ def cute_dsl_mla_decode(
     return trtllm_batch_decode_with_kv_cache_mla(**given, out=out)
 
 
+def _check_no_rows_written(query: Tensor, *results: object) -> None:
+    """Results of a call without a query token have no row either."""
+    for name, given in zip(("out", "lse"), results, strict=True):
+        if isinstance(given, Tensor) and given.dim() and len(given):
+            got = f"shape {list(given.shape)}"
+            raise invalid(name, got, f"no row, as the query of shape {list(query.shape)}")
+
+
 def _check_own(
     query: object, kv_lora_rank: object, out: object, out_dtype: object, lse: object
 ) -> None:
@@ -259,7 +273,7 @@ def _check_own(
         raise invalid_type("query", type(query).__name__, "a torch.Tensor")
     if query.dim() not in (3, 4):
         raise invalid("query", f"shape {list(query.shape)}", "three or four dimensions")
-    argument.integer("kv_lora_rank", kv_lora_rank, 1)
+    argument.integer("kv_lora_rank", kv_lora_rank, 1, max(1, query.shape[-1]))
     for name, given in (("out", out), ("lse", lse)):
         if isinstance(given, Tensor) and not given.is_contiguous():
             raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...api import contract
 from ...call.checks import tensors as argument
-from ...core.errors import invalid, invalid_type, unsupported
+from ...core.errors import invalid, unsupported
 from .first_use import check_apart, clear
 from .wrapper_plan import (
     Planned,
@@ -82,9 +82,9 @@ class BatchMLAPagedAttentionWrapper:
         pages_per_request: int | None = None,
     ) -> None:
         """A wrapper around a workspace of 1-D uint8 or int8; with CUDA graphs, its four buffers."""
-        if not isinstance(float_workspace_buffer, Tensor):
-            got = type(float_workspace_buffer).__name__
-            raise invalid_type("float_workspace_buffer", got, "a torch.Tensor")
+        argument.tensor("float_workspace_buffer", float_workspace_buffer)
+        argument.flag("use_cuda_graph", use_cuda_graph)
+        argument.flag("copies_caches", copies_caches)
         if backend not in BACKENDS:
             raise unsupported("backend", repr(backend), BACKENDS)
         if pages_per_request is not None:
@@ -140,6 +140,7 @@ class BatchMLAPagedAttentionWrapper:
         argument.scale("sm_scale", sm_scale)
         argument.integer("num_heads", num_heads, 1)
         argument.integer("page_size", page_size, 1)
+        argument.flag("causal", causal)
         given = {
             "qo_indptr": qo_indptr,
             "kv_indptr": kv_indptr,
@@ -244,6 +245,7 @@ class BatchMLAPagedAttentionWrapper:
                 raise unsupported(name, "a value", "None: it is of another backend or cache")
         check_tensors(planned, q_nope, q_pe, ckv_cache, kpe_cache)
         check_results(planned, out, lse)
+        argument.flag("return_lse_base_on_e", return_lse_base_on_e)
         scale, ratio = scales(planned, ckv_scale, kpe_scale)
         cache = side_by_side(ckv_cache, kpe_cache)
         if not (len(ckv_cache) or planned.pages):
@@ -253,6 +255,10 @@ class BatchMLAPagedAttentionWrapper:
             if not self._copies_caches:
                 supported = "columns [..., :512] and [..., 512:] of one buffer, or copies_caches"
                 raise unsupported("ckv_cache, kpe_cache", "two buffers", supported)
+            written = {"float_workspace_buffer": self._workspace, "out": out, "lse": lse}
+            for name, value in written.items():
+                if value is not None:
+                    check_apart(name, value, [ckv_cache, kpe_cache])
             cache = joined(ckv_cache, kpe_cache)
         query = None if ratio != 1 else side_by_side(q_nope, q_pe)
         if query is None or not query.is_contiguous():
@@ -302,10 +308,13 @@ class BatchMLAPagedAttentionWrapper:
         kept = []
         for name, value in given.items():
             buffer = self._buffers[name]
-            value = value.to(self.device, torch.int32, non_blocking=True)
+            own = value.to(self.device, torch.int32, non_blocking=True)
             if self._use_cuda_graph and buffer is not None:
-                value = write(buffer[: len(value)], value)
-            kept.append(value)
+                own = write(buffer[: len(own)], own)
+            elif own is value and name in ("qo_indptr", "kv_len_arr"):
+                # `run` reads these two: what the caller writes there later is of another step
+                own = value.clone(memory_format=torch.contiguous_format)
+            kept.append(own)
         cum_q, starts, indices, lengths = kept
         table = block_table(starts, indices, max(1, *pages))
         if self._use_cuda_graph:

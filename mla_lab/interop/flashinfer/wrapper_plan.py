@@ -182,6 +182,8 @@ def check_dtypes(q_dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
 
 def check_dims(latent: int, rope: int) -> None:
     """Columns of ckv and kpe."""
+    argument.any_integer("head_dim_ckv", latent)
+    argument.any_integer("head_dim_kpe", rope)
     if (latent, rope) not in DIMS:
         raise unsupported("head_dim_ckv, head_dim_kpe", (latent, rope), DIMS)
 

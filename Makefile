@@ -75,7 +75,7 @@ tests: parallel-tests
 	@$(MAKE) serial-tests
 
 parallel-tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not serial" --nbmake tests notebooks
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not serial" --nbmake --nbmake-timeout=100 tests notebooks
 
 serial-tests: $(STAMP)
 	$(BIN)/pytest -m serial $$(grep -rl --include="*.py" "mark[.]serial" tests)

@@ -1,8 +1,8 @@
 """Kernels of notebook tests, forked from a process that has imported torch.
 
 A fresh kernel spends three of a notebook's eight seconds on that import and on the interpreter's
-end: 30 notebooks take 131 s, forked ones 84 s (two cores, 2026-11-28). With MLA_LAB_LONG=1 each has
-a fresh process, as in JupyterLab.
+end: 30 notebooks take 131 s, forked ones 79 to 84 s, and 68 to 81 s with the package imported as
+well (two cores, 2026-11-28). With MLA_LAB_LONG=1 each has a fresh process, as in JupyterLab.
 """
 
 from __future__ import annotations

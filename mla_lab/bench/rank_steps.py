@@ -80,8 +80,8 @@ def measure(
         raise invalid("rounds", cases.rounds, "1 or more")
     if cases.graph and cases.device != "cuda":
         raise invalid("graph", f"True with device {cases.device}", "device cuda")
-    with out.open("ab"):
-        pass  # a file that cannot be written is told before anything is measured
+    with out.open("ab"):  # raises here, not behind the first case, where it cannot be written
+        pass
     known, total = _lines(out), len(cases.problems())
     with tempfile.TemporaryDirectory() as folder:
         where = (cases, f"file://{folder}/ranks", str(out))

@@ -120,6 +120,7 @@ def _complete(
     known: Collection[Key] = (),
 ) -> Case | None:
     """The first allowed case with these levels that is not known, None where there is none."""
+    # first levels throughout come before all other completions, and mostly they are allowed
     first = {**case, **{name: levels[0] for name, levels in factors.items() if name not in case}}
     if allowed(first) and _key(first, factors) not in known:
         return first

@@ -22,7 +22,7 @@ from .record import Row, table_of
 FEATURES = tuple(uses({}))
 BACKENDS = ("cute", "cuda", "torch")
 #: reasons that differ only in a number are one row
-_NUMBERS = re.compile(r"(?<!\w)-?\d[\d.e+,-]*|\d[\d.e+,-]*")
+_NUMBERS = re.compile(r"(?:(?<!\w)-)?\d[\d.e+,-]*")
 MOST_REASONS = 24
 
 

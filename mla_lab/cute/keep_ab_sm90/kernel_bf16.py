@@ -28,9 +28,10 @@ Plain words in shared memory are handed over with one arrival per thread, which 
 write (compute-sanitizer racecheck follows that); a KV stage is released once per warp.
 
 Named barriers            threads  what it orders
-    1 QK_SOFTMAX_BARRIER  128      QK of the previous work tile, before Q's last k-step and rope are
-                                   overwritten; these, before QK of this work tile. With `skip`: the
-                                   vote of all rows
+    1 QK_SOFTMAX_BARRIER  128      warps 8-11: QK of the previous work tile, before Q's last k-step
+                                   and rope are overwritten; these, before QK of this work tile, and
+                                   all reads of Q in stage 0, before KV may land there. With
+                                   `skip`: the vote of all rows
     2 PV_BARRIER          256      in `split_merge/keep_ab_*` alone: reads of the ring, before own
                                    strips are stored there; stores of a partial, before its counter
                                    in global memory is raised; the counter's last arrival, before

@@ -21,7 +21,8 @@ mbarriers               arrivals per phase
     p_pipe.empty        rescale factors of t have been read: 256 PV threads
     stats_read          row sums and row maxes have been read: 256 PV threads
     q_pipe              full: Q landed; empty: Q is in registers, 4 QK-softmax warps
-Named barriers: PV_BARRIER alone, in the merge, as in `kernel_bf16`.
+Named barriers: PV_BARRIER, in the merge, as in `kernel_bf16`; with `gather` RECORD_BARRIER, at
+which the second of the two producer warps waits for a work tile's record.
 
 Timeline of a steady tile (SM clocks; the tensor core needs 576 for QK and 512 for PV; an H200 takes
 1440 to 1500, of which PV takes 1340: its steps wait for their turn)

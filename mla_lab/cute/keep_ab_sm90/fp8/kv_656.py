@@ -271,9 +271,19 @@ def partial_scales(s: Fp8Shared, index: Any, log2: int) -> tuple[Any, Any]:
     return bits_float((254 + log2 - exponent) << 23), bits_float((exponent - log2) << 23)
 
 
-def unit_of(s: Fp8Shared, stage: Any) -> tuple[Any, Any]:
-    """log2 of a tile's unit, and 1 / unit."""
-    bits = float_bits((s.kv_656.units + stage).load())
+def load_unit(s: Fp8Shared, stage: Any, exists: Any = 1) -> Any:
+    """Bits of the unit of the tile in a stage, if it `exists`, else 0; loaded where this stands."""
+    return ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; "
+        "@p ld.shared.b32 {$w0}, [{$r0}]; }",
+        Int32(s.kv_656.units.toint()) + 4 * stage,
+        Int32(exists),
+        out=Int32,
+    )
+
+
+def unit_of(bits: Any) -> tuple[Any, Any]:
+    """log2 of a unit with these bits, and 1 / unit."""
     return ((bits >> 23) - 127).to(Float32), bits_float(Int32(254 << 23) - bits)
 
 

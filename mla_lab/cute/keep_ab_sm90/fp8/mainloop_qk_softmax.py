@@ -203,12 +203,27 @@ def add_row_sums(p, rows: RowState):
         rows.row_sum[h] = rows.row_sum[h] + sum_f16x2(total)
 
 
+def load_valid(cta: Cta, stage, exists: Any = 1):
+    """Both words of bits of the tile in a stage, if it `exists`, else 0; loaded where this
+    stands."""
+    return ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
+        "@p ld.shared.v2.b32 { {$w0}, {$w1} }, [{$r0}]; }",
+        Int32(cta.s.valid.iterator.toint()) + 8 * stage,
+        Int32(exists),
+        out=[Int32] * 2,
+    )
+
+
 @cute.jit
-def mask_scores(cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left):
+def mask_scores(
+    cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left, valid: Any = None
+):
     """Mask the scores of a tile, `tiles_left` before the end of its work tile: by the bits of its
-    stage where slots may be empty."""
+    stage where slots may be empty, in `valid` if they are loaded."""
     if const_expr(cta.cfg.gather == SPARSE):
-        apply_valid(scores, [Int32(cta.s.valid[h, stage]) for h in range(2)])
+        words = load_valid(cta, stage) if const_expr(valid is None) else valid
+        apply_valid(scores, list(words))
     else:
         apply_mask(cta, scores, tile.index, tile.mask_free, tiles_left)
 

@@ -1,10 +1,8 @@
 """fp16 weights from the scores of a bf16 query (`query_hi_lo`), and their store to shared memory.
 
 A thread's pairs of neighbouring tokens are what stmatrix stores: tokens keep their order. A CTA on
-its own stores P to the rope box of the tile's stage and to `sP_rest`. With `p_exchange`, P goes to
-its own stages, and weights are computed before it is known whether a row max moves: no weight may
-reach 2, so that one bit of all weights tells, and the greatest scores of other tiles are never
-searched.
+its own stores P to the rope box of the tile's stage and to `sP_rest`; with `p_exchange`, P goes to
+its own stages.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from cutlass import Float16, Float32, Int32, const_expr
 from ...common.ptx_sm90 import fresh_thread, pack2, stmatrix_x4
 from ...rows_on_m.mask import first_row, rows_of
 from ...rows_on_m.params import Cta
-from ..mainloop_qk_softmax import RowState, store_row_values, thread_row_max
+from ..mainloop_qk_softmax import RowState, store_row_values
 from ..params import BOX, ROPE_BOX
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows
-from .params import P_STAGE, WEIGHT_LOG2
+from .params import P_STAGE
 
 #: a bit that fp16 weights of 2 and more, infinity and NaN have, in both halves of a word
 TWO = 0x40004000
@@ -46,53 +44,20 @@ def weights_of_step(acc, scale, row_max, step, on_word: Callable, add: Callable)
     return words
 
 
-@cute.jit
-def online_softmax_step(
-    cta: Cta, acc, scale, rows: RowState, stage, on_word: cutlass.Constexpr[Callable]
-):
-    """fp16 weights relative to a row max that rarely moves, to shared memory. Calls `on_word` with
-    the number of each finished word."""
-    cfg, s = cta.cfg, cta.s
-    lift, inverse = (
-        kv_656.unit_of(s, stage) if const_expr(cfg.kv_656) else (Float32(0.0), Float32(1.0))
-    )
-    below = [rows.row_max[h] - lift for h in range(2)] if const_expr(cfg.kv_656) else rows.row_max
-    over = cute.arch.fmax(
-        thread_row_max(acc, 0) * scale[0] - below[0], thread_row_max(acc, 1) * scale[1] - below[1]
-    )
-    tid = fresh_thread()
-    lane, row = tid & 31, first_row(tid)
-    rescale = s.sRescale[None, stage]
-    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.rescale_log2)):
-        raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
-    else:
-        store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
-    first_at = matrix_row(Int32(s.sKV.iterator.toint()) + ROPE_BOX * BOX)
-    first_at = first_at + stage * cfg.stage_bytes
-    if const_expr(cfg.kv_656):
-        rest_at = first_at + BOX
-        below = [rows.row_max[h] - lift for h in range(2)]
-    else:
-        rest_at = matrix_row(Int32(s.sP_rest.iterator.toint())) + stage * BOX
-        below = rows.row_max
-    for step in cutlass.range_constexpr(4):
-        sums: list[Any] = []
-
-        def keep(h, x, sums=sums):
-            sums.append(x)
-
-        words = weights_of_step(acc, scale, below, step, on_word, keep)
-        for h in cutlass.range_constexpr(2):
-            total = sums[h] + sums[2 + h]
-            total = total * inverse if const_expr(cfg.kv_656) else total
-            rows.row_sum[h] = rows.row_sum[h] + total
-        at = first_at if const_expr(step < 2) else rest_at
-        stmatrix_x4(at ^ (32 * (step % 2)), 0, words)
+def places_of_p(cta: Cta, stage, p_stage):
+    """Addresses of the lane's row of P for tokens 0 to 31 and for the others."""
+    if cta.cfg.p_exchange:
+        first = matrix_row(own_p(cta.s)) + p_stage * P_STAGE
+        return first, first + P_STAGE // 2
+    first = matrix_row(Int32(cta.s.sKV.iterator.toint()) + ROPE_BOX * BOX)
+    first = first + stage * cta.cfg.stage_bytes
+    if cta.cfg.kv_656:
+        return first, first + BOX
+    return first, matrix_row(Int32(cta.s.sP_rest.iterator.toint())) + stage * BOX
 
 
-def store_weights(cta: Cta, acc, scale, rows: RowState, sums, p_stage, on_word: Callable):
-    """All weights of a tile to its P stage; sums <- their sums. Returns the OR of their bits."""
-    at = matrix_row(own_p(cta.s)) + p_stage * P_STAGE
+def store_weights(cta: Cta, acc, scale, row_max, sums, places, on_word: Callable):
+    """All weights of a tile to its P; sums <- their sums. Returns the OR of their bits."""
     bits = Int32(0)
     sums.fill(0.0)
 
@@ -100,27 +65,52 @@ def store_weights(cta: Cta, acc, scale, rows: RowState, sums, p_stage, on_word: 
         sums[h] = sums[h] + x
 
     for step in range(4):
-        words = weights_of_step(acc, scale, rows.row_max, step, on_word, add)
+        words = weights_of_step(acc, scale, row_max, step, on_word, add)
         for word in words:
             bits = bits | word
-        stmatrix_x4((at + step // 2 * (P_STAGE // 2)) ^ (32 * (step % 2)), 0, words)
+        stmatrix_x4(places[step // 2] ^ (32 * (step % 2)), 0, words)
     return bits
 
 
+def below(cta: Cta, rows: RowState, lift):
+    """The row maxes without the unit's logarithm: what is subtracted from the scores."""
+    return [rows.row_max[h] - lift for h in range(2)] if cta.cfg.kv_656 else rows.row_max
+
+
+def unit_of_tile(cta: Cta, stage, bits):
+    """log2 of the unit of the tile in a stage, and 1 / unit. `bits`: the unit's, or None if they
+    are still to be loaded."""
+    if not cta.cfg.kv_656:
+        return Float32(0.0), Float32(1.0)
+    return kv_656.unit_of(kv_656.load_unit(cta.s, stage) if bits is None else bits)
+
+
 @cute.jit
-def optimistic_softmax_step(
-    cta: Cta, acc, scale, rows: RowState, p_stage, on_word: cutlass.Constexpr[Callable]
-):
-    """As `online_softmax_step`, with `p_exchange`."""
+def online_softmax_step(
+    cta: Cta, acc, scale, rows: RowState, stage, p_stage,
+    on_word: cutlass.Constexpr[Callable], unit: Any = None,
+):  # fmt: skip
+    """fp16 weights relative to a row max that rarely moves, to shared memory. Calls `on_word` with
+    the number of each finished word.
+
+    They are computed before it is known whether a row max moves: no weight may reach 2, so that one
+    bit of all weights tells, and the greatest scores of other tiles are never searched.
+    """
+    lift, inverse = unit_of_tile(cta, stage, unit)
+    places = places_of_p(cta, stage, p_stage)
     sums = cute.make_rmem_tensor(2, Float32)
-    bits = store_weights(cta, acc, scale, rows, sums, p_stage, on_word)
+    bits = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, on_word)
     tid = fresh_thread()
     lane, row = tid & 31, first_row(tid)
-    rescale = own_rows(cta.s).sRescale[None, p_stage]
+    if const_expr(cta.cfg.p_exchange):
+        rescale = own_rows(cta.s).sRescale[None, p_stage]
+    else:
+        rescale = cta.s.sRescale[None, stage]
     if cute.arch.vote_any_sync((bits & Int32(TWO)) != 0):
-        raise_row_max(cta, scale, acc, rows, rescale, row, lane)
-        store_weights(cta, acc, scale, rows, sums, p_stage, nothing)
+        raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
+        store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, nothing)
     else:
         store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
     for h in cutlass.range_constexpr(2):
-        rows.row_sum[h] = rows.row_sum[h] + sums[h]
+        total = sums[h] * inverse if const_expr(cta.cfg.kv_656) else sums[h]
+        rows.row_sum[h] = rows.row_sum[h] + total

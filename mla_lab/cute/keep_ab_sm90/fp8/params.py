@@ -114,8 +114,8 @@ class Fp8Config(Config):
 
     @property
     def weight_log2(self) -> float:
-        """log2 of the weight of a row max that has just moved; with `p_exchange` none reaches 2."""
-        return 1.0 - self.rescale_log2 if self.p_exchange else WEIGHT_LOG2
+        """log2 of the weight of a row max that has just moved; no fp16 weight reaches 2."""
+        return 1.0 - self.rescale_log2 if self.query_hi_lo else WEIGHT_LOG2
 
     @property
     def rows(self) -> int:
@@ -196,7 +196,7 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
     if config.q_dtype == "e4m3":
         return gather
     # fp16 weights may grow further than e4m3 ones before the row max moves
-    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5, **gather}
+    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 6.0, "q_boxes": 5, **gather}
     if config.kv_format == "fp8_656":
         # with seven boxes of Q in registers a single CTA spills
         return facts | {
@@ -207,7 +207,7 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
             "qk_parts_before_p": 2,
         }
     if config.cluster == 2 and not features:
-        return facts | {"rescale_log2": 6.0, "q_boxes": 6, "v_steps_held": 2}
+        return facts | {"q_boxes": 6, "v_steps_held": 2}
     return facts
 
 

@@ -2,12 +2,18 @@
 
 Each CTA fetches all tokens of its tiles as they are stored (`cp.async`, 16 bytes each) to where the
 TMA boxes of other calls lie. Two warps take 32 tokens of a tile each. A lane looks up one token;
-then four lanes copy a token, eight tokens at a time: a lane the same 16 bytes of every box, whose
-places differ by constants, and of 656 bytes two more of the rope, one of four lanes the scales.
+then eight lanes copy a token, four tokens at a time, by pieces of 128 bytes: a lane the same 16
+bytes of every second box, whose places differ by constants, and of 656 bytes 16 of the rope. Last
+each lane copies the scales of its token.
 
     tokens of    copies   boxes                                       chunk c of row t lies at
     e4m3         36       9 of 64 bytes                               c ^ (t / 2 % 4)
     656 bytes    41       8 of 64 bytes; the rope's row of 128 bytes  c ^ (t % 8)
+
+Pieces of 128 bytes touch fewer lines and sectors than those of one box do (tokens begin at
+multiples of 16 bytes): 1.2 % of a call (H200, 2026-11-28, `data/notes/kernel_attempts.jsonl`). Of
+eight neighbouring lanes four write an even row of one box and four an odd row of the other, which
+are different banks.
 
 Missing tokens arrive as zeros, their scales too; a bit a token (`Fp8Shared.valid`) masks their
 scores. The table entry of a token is loaded a tile before the token.
@@ -37,7 +43,7 @@ from .producer import load_query, load_query_through_ring
 #: a record is written, by the first of the two warps
 RECORD_BARRIER = NamedBarrier(3, 64)
 #: tokens of a tile that a warp fetches, at once and in all
-AT_ONCE, WARP_TOKENS = 8, 32
+AT_ONCE, WARP_TOKENS = 4, 32
 
 
 def copy16(target: Int32, source: cute.Pointer, offset: int, size: Int32) -> None:
@@ -79,27 +85,33 @@ def token_offset(cta: Cta, work: Work, token: Int32, entry: Int32):
 def copy_tokens(cta: Cta, offset: Int64, half: Int32, stage: Int32):
     """The warp's 32 tokens of a tile into a stage; a lane has the offset of one of them."""
     cfg, lane = cta.cfg, cute.arch.lane_idx()
-    row, chunk = lane >> 2, lane & 3
-    ring = Int32(cta.s.sKV.iterator.toint()) + stage * cfg.stage_bytes
+    # of four tokens and of two boxes
+    row = ((lane >> 3) & 2) + ((lane >> 2) & 1)
+    chunk, right = lane & 3, ((lane >> 3) ^ (lane >> 2)) & 1
+    ring = Int32(cta.s.sKV.iterator.toint()) + stage * cfg.stage_bytes + half * (WARP_TOKENS * 64)
     low, high = Int32(offset & Int64(0xFFFFFFFF)), Int32(offset >> Int64(32))
+    column = right * 64 + chunk * 16
+    values = ring + right * BOX + row * 64 + ((chunk ^ (row >> 1)) << 4)
+    rope = ring + half * (WARP_TOKENS * 64) + (ROPE_BOX * BOX + row * 128) + (column ^ (row << 4))
     for k in cutlass.range_constexpr(WARP_TOKENS // AT_ONCE):
-        lane_of_token = row + AT_ONCE * k
-        token = half * WARP_TOKENS + lane_of_token
-        there = Int64(cute.arch.shuffle_sync(high, lane_of_token))
-        below = Int64(Uint32(cute.arch.shuffle_sync(low, lane_of_token)))
+        there = Int64(cute.arch.shuffle_sync(high, row + AT_ONCE * k))
+        below = Int64(Uint32(cute.arch.shuffle_sync(low, row + AT_ONCE * k)))
         size = Int32(16) if there >= Int64(0) else Int32(0)
         at = cutlass.max((there << Int64(32)) | below, Int64(0))
-        source = (cta.g.cache.iterator + (at + Int64(chunk * 16))).align(16)
-        values = ring + token * 64 + ((chunk ^ ((token >> 1) & 3)) << 4)
-        for box in cutlass.range_constexpr(cfg.boxes):
-            copy16(values + box * BOX, source, 64 * box, size)
+        source = (cta.g.cache.iterator + (at + Int64(column))).align(16)
+        to = (values ^ (32 * (k % 2))) + k * (AT_ONCE * 64)
+        for pair in cutlass.range_constexpr(cfg.boxes // 2):
+            copy16(to + 2 * pair * BOX, source, 128 * pair, size)
+        if const_expr(cfg.boxes % 2 == 1):
+            if right == 0:
+                copy16(to + (cfg.boxes - 1) * BOX, source, 64 * (cfg.boxes - 1), size)
         if const_expr(cfg.kv_656):
-            rope = ring + ROPE_BOX * BOX + token * 128 + ((chunk ^ (token & 7)) << 4)
-            copy16(rope, source, ROPE_BEGIN, size)
-            copy16(rope ^ 64, source, ROPE_BEGIN + 64, size)
-            if chunk == 0:
-                scales = ring + (ROPE_BOX * BOX + ROPE) + token * 16
-                copy16(scales, source, SCALES_BEGIN, size)
+            copy16((rope ^ (64 * (k % 2))) + k * (AT_ONCE * 128), source, ROPE_BEGIN, size)
+    if const_expr(cfg.kv_656):
+        size = Int32(16) if offset >= Int64(0) else Int32(0)
+        source = (cta.g.cache.iterator + cutlass.max(offset, Int64(0))).align(16)
+        scales = ring - half * (WARP_TOKENS * 48) + (ROPE_BOX * BOX + ROPE) + lane * 16
+        copy16(scales, source, SCALES_BEGIN, size)
 
 
 @cute.jit

@@ -32,10 +32,10 @@ from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, mask_scores, nothing, tile_context
+from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, nothing, tile_context
 from .p_exchange_2cta import p_state
-from .p_fp16 import online_softmax_step, optimistic_softmax_step
-from .params import STEP, Fp8Config
+from .p_fp16 import online_softmax_step
+from .params import SPARSE, STEP, Fp8Config
 from .query_split import split_query
 
 #: MMAs of QK(t + 1) issued before the weights of tile t are computed; one more follows each word
@@ -233,27 +233,34 @@ def make_fragments(cta: Cta) -> Fragments:
     return Fragments(tSrQ, tSrQ_tail, tSrQ_low, tSrK, rope, scores, part)
 
 
+def load_ahead(cta: Cta, stage, exists):
+    """What the softmax of the tile in a stage reads from shared memory, its bits of valid slots and
+    its unit, None where it needs none. They are loaded before MMAs are issued: behind them a load
+    takes hundreds of clocks."""
+    valid = load_valid(cta, stage, exists) if cta.cfg.gather == SPARSE else None
+    return valid, kv_656.load_unit(cta.s, stage, exists) if cta.cfg.kv_656 else None
+
+
 @cute.jit
 def softmax_under_part(
-    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number
-):
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number,
+    ahead_of_mma: tuple,
+):  # fmt: skip
     """Weights of the previous tile, number `number` of the CTA, while part 0 of the tile at
     `loop.state` runs."""
     cfg, s, stage = cta.cfg, cta.s, loop.state.index
-    on_word = mma_per_word(cta, f, stage)
+    on_word, (valid, unit) = mma_per_word(cta, f, stage), ahead_of_mma
     profile_tile(cfg, cta.g, loop.left, "QK done")
-    mask_scores(cta, f.tSrS, tile, loop.previous, loop.left + 1)
+    mask_scores(cta, f.tSrS, tile, loop.previous, loop.left + 1, valid)
+    p_stage = p_state(number).index
     if const_expr(cfg.p_exchange):
         if not loop.p_free:
             s.p_pipe.producer_acquire(p_state(number).opposite())
-        p_stage = p_state(number).index
-        optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, on_word)
-        cute.arch.fence_view_async_shared()
+    online_softmax_step(cta, f.tSrS, scale, rows, loop.previous, p_stage, on_word, unit)
+    cute.arch.fence_view_async_shared()
+    if const_expr(cfg.p_exchange):
         s.p_written.arrive(p_stage)
         issue_part(cta, f, f.part, 0, stage, FIRST + WORDS)
-    else:
-        online_softmax_step(cta, f.tSrS, scale, rows, loop.previous, on_word)
-        cute.arch.fence_view_async_shared()
     profile_tile(cfg, cta.g, loop.left, "P stored")
 
 
@@ -264,10 +271,11 @@ def qk_tile(
     """Scores of the tile at `loop.state`, one of `tiles` of the work tile. Unless it is the first,
     the weights of the previous one, number `number` of the CTA, are computed here."""
     cfg, state = cta.cfg, loop.state
+    ahead_of_mma = load_ahead(cta, loop.previous, loop.left < tiles)
     p_phases = wait_for_keys(cta, loop)
     issue_part(cta, f, f.part, 0, state.index, 0, ahead(cfg))
     if loop.left < tiles:
-        softmax_under_part(cta, f, rows, scale, tile, loop, number)
+        softmax_under_part(cta, f, rows, scale, tile, loop, number, ahead_of_mma)
     else:
         issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
     after = state.advance(cfg.stages)
@@ -298,12 +306,11 @@ def finish_work_tile(
     mask_scores(cta, f.tSrS, tile, previous, Int32(1))
     if const_expr(cta.cfg.p_exchange):
         s.p_pipe.producer_acquire(p_state(number).opposite())
-        optimistic_softmax_step(cta, f.tSrS, scale, rows, p_stage, nothing)
-        finish_rows(cta, work, previous, rows, tile.index)
+    online_softmax_step(cta, f.tSrS, scale, rows, previous, p_stage, nothing)
+    finish_rows(cta, work, previous, rows, tile.index)
+    if const_expr(cta.cfg.p_exchange):
         s.p_written.arrive(p_stage)
     else:
-        online_softmax_step(cta, f.tSrS, scale, rows, previous, nothing)
-        finish_rows(cta, work, previous, rows, tile.index)
         s.p_pipe.producer_commit(previous)
 
 

@@ -139,6 +139,14 @@ def test_a_system_without_fcntl_and_user_ids_runs_the_cpu_path(tmp_path):
 @pytest.mark.parametrize(
     ("command", "named"),
     [
+        (
+            ["emulate", "--recorded", "--heads", "64"],
+            "options: got --recorded with --heads; supported: ",
+        ),
+        (
+            ["verify", "pairwise", "r.jsonl", "--device", "cpu", "--only", "99999999"],
+            "case: got 99999999; supported: 0",
+        ),
         (["xray", "--only", "matrix"], "--only: got matrix; supported: a class with --sass"),
         (["xray", "--sass", "--only", "magic"], "--only: got magic; supported: ('matrix', "),
         (["ladder", "--rounds", "0"], "--rounds: got 0"),

@@ -52,11 +52,15 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:
-    """The pairwise cases (or those of `indices`) on a device."""
+    """The pairwise cases (or those of `indices`) on a device. Raises InvalidInput for a number
+    that no case has."""
     size = WORKSPACE_BYTES if torch.device(device).type == "cpu" else CARD_WORKSPACE_BYTES
     workspace = torch.zeros(size, dtype=torch.uint8, device=device)
     cases = pairwise_cases()
     chosen = range(len(cases)) if indices is None else indices
+    unknown = next((index for index in chosen if not 0 <= index < len(cases)), None)
+    if unknown is not None:
+        raise invalid("case", unknown, f"0 to {len(cases) - 1}")
     yield head_row("pairwise", device, len(chosen))
     for index in chosen:
         case = cases[index]

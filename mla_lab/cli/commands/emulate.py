@@ -11,6 +11,8 @@ from ._selection import add_selection
 
 #: lengths that cross a tile and end inside one
 KV_LENS = (300, 77)
+#: options of a call that is compiled and made here, which a recorded one has in it
+OF_A_NEW_CALL = ("arch", "kernel", "set", "batch", "kv_len", "q_len", "heads", "splits")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -47,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         help="keep each call in this archive; with --recorded, record the same calls anew",
     )
     parser.add_argument("--trace", metavar="FILE", help="write a timeline that Perfetto reads")
+    parser.set_defaults(untouched={name: parser.get_default(name) for name in OF_A_NEW_CALL})
     return parser
 
 
@@ -56,6 +59,10 @@ def run(args: argparse.Namespace) -> int:
     from ...emulate import recorded
 
     if args.recorded:
+        changed = [n for n in OF_A_NEW_CALL if getattr(args, n) != args.untouched[n]]
+        if changed:
+            got = "--recorded with " + ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+            raise invalid("options", got, "BUILD chooses among recorded calls, each as it is")
         found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
         if not found:
             raise invalid("BUILD", repr(args.build), recorded.recordings())

@@ -22,6 +22,7 @@ from mla_lab.lab.tiny_model import corpus, fitted
 
 from .css_colors import unthemed
 
+pytestmark = pytest.mark.serial
 #: seconds that an explorer's median redraw may take, or so many empty figures
 REDRAW_S, REDRAW_FIGURES = 0.3, 18
 #: times that for a single redraw: what shares the core slows one of them now and then
@@ -87,7 +88,6 @@ def test_every_move_of_a_control_is_quick(name: str, redraw_s: float) -> None:
             drawn = explorer.out.outputs[0]["data"]
             largest = max(largest, len(json.dumps(drawn)))
             fixed |= set(unthemed(drawn))
-    gc.unfreeze()
     slow = {move: round(s, 2) for move, s in worked.items() if s > SINGLE * redraw_s}
     assert not slow
     assert median(worked.values()) < redraw_s

@@ -297,10 +297,10 @@ def test_a_module_that_comes_later_is_another_kernel(
     assert len(set(hashes)) == len(hashes)
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
-def test_other_architectures_compile_without_their_gpu(arch: str) -> None:
-    for built in jit.compile_all([EMPTY, PLANNER], arch, progress=quiet):
-        assert f".target {arch}" in built.ptx.read_text()
+def test_other_architectures_compile_without_their_gpu() -> None:
+    """For sm_100a `test_cute_mla_sm100` compiles one."""
+    for built in jit.compile_all([EMPTY, PLANNER], "sm_120a", progress=quiet):
+        assert ".target sm_120a" in built.ptx.read_text()
         assert built.resources[0].stack == 0
 
 

@@ -147,6 +147,10 @@ def test_a_system_without_fcntl_and_user_ids_runs_the_cpu_path(tmp_path):
             ["verify", "pairwise", "r.jsonl", "--device", "cpu", "--only", "99999999"],
             "case: got 99999999; supported: 0",
         ),
+        (
+            ["plan", "--dtype", "e4m3", "--kv-format", "fp8_656"],
+            "--kv-format: got fp8_656 under e4m3; supported: e4m3",
+        ),
         (["xray", "--only", "matrix"], "--only: got matrix; supported: a class with --sass"),
         (["xray", "--sass", "--only", "magic"], "--only: got magic; supported: ('matrix', "),
         (["ladder", "--rounds", "0"], "--rounds: got 0"),

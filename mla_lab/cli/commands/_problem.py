@@ -82,6 +82,7 @@ def problem_of(args: argparse.Namespace) -> CallOptions:
     name a size that no kernel takes.
     """
     _check_sizes(args)
+    _check_formats(args)
     _check_trace_options(args)
     model = _model(args)
     heads = DEFAULT_HEADS if args.heads is None else args.heads
@@ -109,6 +110,14 @@ def _check_sizes(args: argparse.Namespace) -> None:
             raise invalid(name, value, f"up to {MOST}")
     if args.batch is not None and args.batch > MOST_REQUESTS:
         raise invalid("--batch", args.batch, f"up to {MOST_REQUESTS} requests")
+
+
+def _check_formats(args: argparse.Namespace) -> None:
+    """Refuse a cache that no call takes under such a query."""
+    eight_bits = {"bf16": ("e4m3", "fp8_656"), "e4m3": ()}.get(args.dtype, ("fp8_656",))
+    if args.kv_format not in (None, args.dtype, *eight_bits):
+        taken = ", ".join((args.dtype, *eight_bits))
+        raise invalid("--kv-format", f"{args.kv_format} under {args.dtype}", taken)
 
 
 def _check_trace_options(args: argparse.Namespace) -> None:

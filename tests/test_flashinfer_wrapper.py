@@ -146,6 +146,12 @@ def test_lists_of_a_plan_may_lie_apart() -> None:
     assert torch.equal(planned(inputs, **apart).run(*halves(inputs)), expected)
 
 
+def test_a_mask_of_too_many_query_tokens_is_refused() -> None:
+    tokens = torch.tensor([0, 1, 2, 2**40])
+    with pytest.raises(Unsupported, match=r"qo_indptr: got .* with causal=False; supported: up to"):
+        planned(make_inputs(UNEQUAL, 1), qo_indptr=tokens, causal=False)
+
+
 def test_a_pool_without_pages_has_no_tokens() -> None:
     inputs = make_inputs(replace(EQUAL, kv_lens=(0, 0, 0)), 1)
     wrapper = planned(inputs, kv_indices=torch.empty(0, dtype=torch.int32))

@@ -39,6 +39,8 @@ from .wrapper_plan import (
 BACKENDS = ("auto", "fa2", "fa3")
 #: where the contract's list wants it; the absorbed form does not use it
 NOPE_DIM = 128
+#: query tokens of a request that a mask of all drafts is made for: half a GB for one of so many
+MOST_DRAFTS = (1 << 16) - 1
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -191,6 +193,9 @@ class BatchMLAPagedAttentionWrapper:
         equal = min(q_lens) == longest > 0 if old is None else old.q_len > 0
         mask = None
         if not causal and longest > 1:  # one query token sees the whole request in any case
+            if longest > MOST_DRAFTS:
+                got = f"{longest} query tokens in a request with causal=False"
+                raise unsupported("qo_indptr", got, f"up to {MOST_DRAFTS}: it takes a mask of bits")
             mask = all_drafts(q_lens, longest, self.device)
         if old is not None and (mask is None) is not (old.mask is None):
             raise invalid("causal", causal, "as in the first plan, with CUDA graphs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -89,10 +90,15 @@ def test_weights_stay_below_what_saturates() -> None:
     assert 2 ** (params.WEIGHT_LOG2 + facts.rescale_log2) < 432
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
-    # a query of sixteen bits has weights of fp16, of which none reaches 2
-    for kv_format in ("e4m3", "fp8_656"):
-        facts = static_facts(replace(HI_LO, kv_format=kv_format, tile_rows=64, cluster=1))
-        assert facts.weight_log2 + facts.rescale_log2 == 1
+    # a query of sixteen bits has weights of fp16, the least of which is 2**-24: of the greatest
+    # 2**-30, and 2**-19 where the weights tell that a row max moves
+    gathers = ((), (("gather", 1),), (("gather", 2),))
+    for kv_format, options in product(("e4m3", "fp8_656"), gathers):
+        build = replace(HI_LO, kv_format=kv_format, tile_rows=64, cluster=1, options=options)
+        facts = static_facts(build)
+        assert 2 ** (facts.weight_log2 + facts.rescale_log2) <= (2 if facts.optimistic else 65504)
+        assert facts.optimistic is (options == (("gather", 2),))
+        assert 2.0**-24 / 2**facts.weight_log2 <= (2**-19 if facts.optimistic else 2**-30)
 
 
 def test_a_weight_of_a_pair_that_must_not_be_is_seen() -> None:

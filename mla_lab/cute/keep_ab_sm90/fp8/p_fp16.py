@@ -14,15 +14,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
-from ...common.ptx_sm90 import fresh_thread, pack2, stmatrix_x4
+from ...common.ptx_sm90 import float_bits, fresh_thread, pack2, stmatrix_x4
 from ...rows_on_m.mask import first_row, rows_of
 from ...rows_on_m.params import Cta
-from ..mainloop_qk_softmax import RowState, store_row_values
+from ..mainloop_qk_softmax import RowState, store_row_values, thread_row_max
 from ..params import BOX, ROPE_BOX
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows
-from .params import P_STAGE
+from .params import P_STAGE, WEIGHT_LOG2
 
 #: a bit that fp16 weights of 2 and more, infinity and NaN have, in both halves of a word
 TWO = 0x40004000
@@ -87,15 +87,56 @@ def unit_of_tile(cta: Cta, stage, bits):
 
 @cute.jit
 def online_softmax_step(
+    cta: Cta, acc, scale, rows: RowState, stage, on_word: cutlass.Constexpr[Callable]
+):
+    """fp16 weights relative to a row max that rarely moves, to shared memory. Calls `on_word` with
+    the number of each finished word."""
+    cfg, s = cta.cfg, cta.s
+    lift, inverse = (Float32(0.0), Float32(1.0))
+    if const_expr(cfg.kv_656):
+        lift, inverse = kv_656.unit_of(float_bits((s.kv_656.units + stage).load()))
+    below = [rows.row_max[h] - lift for h in range(2)] if const_expr(cfg.kv_656) else rows.row_max
+    over = cute.arch.fmax(
+        thread_row_max(acc, 0) * scale[0] - below[0], thread_row_max(acc, 1) * scale[1] - below[1]
+    )
+    tid = fresh_thread()
+    lane, row = tid & 31, first_row(tid)
+    rescale = s.sRescale[None, stage]
+    if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.rescale_log2)):
+        raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
+    else:
+        store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
+    first_at = matrix_row(Int32(s.sKV.iterator.toint()) + ROPE_BOX * BOX)
+    first_at = first_at + stage * cfg.stage_bytes
+    if const_expr(cfg.kv_656):
+        rest_at = first_at + BOX
+        below = [rows.row_max[h] - lift for h in range(2)]
+    else:
+        rest_at = matrix_row(Int32(s.sP_rest.iterator.toint())) + stage * BOX
+        below = rows.row_max
+    for step in cutlass.range_constexpr(4):
+        sums: list[Any] = []
+
+        def keep(h, x, sums=sums):
+            sums.append(x)
+
+        words = weights_of_step(acc, scale, below, step, on_word, keep)
+        for h in cutlass.range_constexpr(2):
+            total = sums[h] + sums[2 + h]
+            total = total * inverse if const_expr(cfg.kv_656) else total
+            rows.row_sum[h] = rows.row_sum[h] + total
+        at = first_at if const_expr(step < 2) else rest_at
+        stmatrix_x4(at ^ (32 * (step % 2)), 0, words)
+
+
+@cute.jit
+def optimistic_softmax_step(
     cta: Cta, acc, scale, rows: RowState, stage, p_stage,
     on_word: cutlass.Constexpr[Callable], unit: Any = None,
 ):  # fmt: skip
-    """fp16 weights relative to a row max that rarely moves, to shared memory. Calls `on_word` with
-    the number of each finished word.
-
-    They are computed before it is known whether a row max moves: no weight may reach 2, so that one
-    bit of all weights tells, and the greatest scores of other tiles are never searched.
-    """
+    """As `online_softmax_step`, but the weights are computed before it is known whether a row max
+    moves: no weight may pass 2, so that one bit of all weights tells, and the greatest scores of
+    other tiles are never searched. `unit`: see `unit_of_tile`."""
     lift, inverse = unit_of_tile(cta, stage, unit)
     places = places_of_p(cta, stage, p_stage)
     sums = cute.make_rmem_tensor(2, Float32)
@@ -114,3 +155,13 @@ def online_softmax_step(
     for h in cutlass.range_constexpr(2):
         total = sums[h] * inverse if const_expr(cta.cfg.kv_656) else sums[h]
         rows.row_sum[h] = rows.row_sum[h] + total
+
+
+def softmax_step(
+    cta: Cta, acc, scale, rows: RowState, stage, p_stage, on_word: Callable, unit: Any = None
+):
+    """Weights of the tile in `stage`, to P of its stage, or of `p_stage` with `p_exchange`."""
+    if cta.cfg.optimistic:
+        optimistic_softmax_step(cta, acc, scale, rows, stage, p_stage, on_word, unit)
+    else:
+        online_softmax_step(cta, acc, scale, rows, stage, on_word)

@@ -113,9 +113,16 @@ class Fp8Config(Config):
         return self.cluster == 2 and self.query_hi_lo and not (self.kv_656 or self.features)
 
     @property
+    def optimistic(self) -> bool:
+        """fp16 weights are computed before it is known whether a row max moves (`p_fp16`). They
+        begin at 2^-5, and fp16 has none below 2^-20 of the greatest: of many keys so far down the
+        sum keeps what O loses, so that the kernels of long lists search the greatest score."""
+        return self.p_exchange or (self.query_hi_lo and self.gather == SPARSE)
+
+    @property
     def weight_log2(self) -> float:
-        """log2 of the weight of a row max that has just moved; no fp16 weight reaches 2."""
-        return 1.0 - self.rescale_log2 if self.query_hi_lo else WEIGHT_LOG2
+        """log2 of the weight of a row max that has just moved; no `optimistic` one passes 2."""
+        return 1.0 - self.rescale_log2 if self.optimistic else WEIGHT_LOG2
 
     @property
     def rows(self) -> int:
@@ -196,7 +203,9 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
     if config.q_dtype == "e4m3":
         return gather
     # fp16 weights may grow further than e4m3 ones before the row max moves
-    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 6.0, "q_boxes": 5, **gather}
+    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5, **gather}
+    if gather["gather"] == SPARSE:
+        facts["rescale_log2"] = 6.0
     if config.kv_format == "fp8_656":
         # with seven boxes of Q in registers a single CTA spills
         return facts | {
@@ -207,7 +216,7 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
             "qk_parts_before_p": 2,
         }
     if config.cluster == 2 and not features:
-        return facts | {"q_boxes": 6, "v_steps_held": 2}
+        return facts | {"rescale_log2": 6.0, "q_boxes": 6, "v_steps_held": 2}
     return facts
 
 

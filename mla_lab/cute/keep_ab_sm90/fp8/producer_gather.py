@@ -3,15 +3,16 @@
 Each CTA fetches all tokens of its tiles as they are stored (`cp.async`, 16 bytes each) to where the
 TMA boxes of other calls lie. Two warps take 32 tokens of a tile each. A lane looks up one token;
 then eight lanes copy a token, four tokens at a time, by pieces of 128 bytes: a lane the same 16
-bytes of every second box, whose places differ by constants, and of 656 bytes 16 of the rope. Last
-each lane copies the scales of its token.
+bytes of every second box, whose places differ by constants. Of e4m3, four of them copy the ninth
+box; of 656 bytes all eight copy the rope, and last each lane the scales of its own token.
 
     tokens of    copies   boxes                                       chunk c of row t lies at
     e4m3         36       9 of 64 bytes                               c ^ (t / 2 % 4)
     656 bytes    41       8 of 64 bytes; the rope's row of 128 bytes  c ^ (t % 8)
 
 Pieces of 128 bytes touch fewer lines and sectors than those of one box do (tokens begin at
-multiples of 16 bytes): 1.2 % of a call (H200, 2026-11-28, `data/notes/kernel_attempts.jsonl`). Of
+multiples of 16 bytes): 1.1 % of a call of 64 requests, 128 heads and 2,048 of 656 bytes (H200,
+2026-11-28, `data/notes/kernel_attempts.jsonl`). Of
 eight neighbouring lanes four write an even row of one box and four an odd row of the other, which
 are different banks.
 
@@ -48,7 +49,7 @@ AT_ONCE, WARP_TOKENS = 4, 32
 
 def copy16(target: Int32, source: cute.Pointer, offset: int, size: Int32) -> None:
     """16 bytes to shared memory past the L1, zeros where `size` is 0. L2 lines are filled by 64
-    bytes: the rest of a line of 128 belongs to other tokens."""
+    bytes: at a token's ends the rest of a line of 128 belongs to another."""
     ptx(
         f"cp.async.cg.shared.global.L2::64B [{{$r0}}], [{{$r1}}+{offset}], 16, {{$r2}};",
         target,

@@ -34,7 +34,7 @@ from ..mainloop_qk_softmax import RowState, TileContext
 from . import kv_656
 from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, nothing, tile_context
 from .p_exchange_2cta import p_state
-from .p_fp16 import online_softmax_step
+from .p_fp16 import softmax_step
 from .params import SPARSE, STEP, Fp8Config
 from .query_split import split_query
 
@@ -234,11 +234,13 @@ def make_fragments(cta: Cta) -> Fragments:
 
 
 def load_ahead(cta: Cta, stage, exists):
-    """What the softmax of the tile in a stage reads from shared memory, its bits of valid slots and
-    its unit, None where it needs none. They are loaded before MMAs are issued: behind them a load
-    takes hundreds of clocks."""
-    valid = load_valid(cta, stage, exists) if cta.cfg.gather == SPARSE else None
-    return valid, kv_656.load_unit(cta.s, stage, exists) if cta.cfg.kv_656 else None
+    """What the softmax of the tile in a stage reads from shared memory where tokens are gathered,
+    its bits of valid slots and its unit, None where it needs none. They are loaded before MMAs are
+    issued: behind them, and behind copies of tokens, a load takes hundreds of clocks."""
+    if cta.cfg.gather != SPARSE:
+        return None, None
+    unit = kv_656.load_unit(cta.s, stage, exists) if cta.cfg.kv_656 else None
+    return load_valid(cta, stage, exists), unit
 
 
 @cute.jit
@@ -256,7 +258,7 @@ def softmax_under_part(
     if const_expr(cfg.p_exchange):
         if not loop.p_free:
             s.p_pipe.producer_acquire(p_state(number).opposite())
-    online_softmax_step(cta, f.tSrS, scale, rows, loop.previous, p_stage, on_word, unit)
+    softmax_step(cta, f.tSrS, scale, rows, loop.previous, p_stage, on_word, unit)
     cute.arch.fence_view_async_shared()
     if const_expr(cfg.p_exchange):
         s.p_written.arrive(p_stage)
@@ -306,7 +308,7 @@ def finish_work_tile(
     mask_scores(cta, f.tSrS, tile, previous, Int32(1))
     if const_expr(cta.cfg.p_exchange):
         s.p_pipe.producer_acquire(p_state(number).opposite())
-    online_softmax_step(cta, f.tSrS, scale, rows, previous, p_stage, nothing)
+    softmax_step(cta, f.tSrS, scale, rows, previous, p_stage, nothing)
     finish_rows(cta, work, previous, rows, tile.index)
     if const_expr(cta.cfg.p_exchange):
         s.p_written.arrive(p_stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -128,15 +127,13 @@ def test_watts_and_joules_stand_beside_flash_mla_s() -> None:
 
 
 def test_the_rule_follows_the_record() -> None:
-    """In a step the kernel of the rule loses no case of the record by 2 % or more, and the plain
+    """In a step the kernel of the rule loses no case by 2 % and 0.7 us or more, and the plain
     call takes the rule's kernel, or took the other one, of 32 heads and more, at the record's
     commit."""
     step = sparse_table.STEP
     for problem, us in sparse_table.cases(read(data_dir() / sparse_table.RECORD)):
         own = sparse_table.taken(problem)
-        times = {name: us[name + step] for name in ("keep_ab", "swap_ab")}
-        # the plain call is the same kernel, timed once more
-        times[own] = mean((times[own], us["plain call" + step]))
-        assert times[own] < 1.02 * min(times.values())
+        quickest = min(us["keep_ab" + step], us["swap_ab" + step])
+        assert us[own + step] < max(1.02 * quickest, quickest + 0.7)
         took = min(abs(us["plain call"] / us[name] - 1) for name in ("keep_ab", "swap_ab"))
         assert took < 0.06

@@ -4,8 +4,8 @@ The kernel is keep_ab's over eight bits, of one CTA: each fetches the tokens of 
 are stored, so that a call of more than 64 heads fetches them once for every 64. It takes sparse
 calls, where each query token is a request of its own, and dense ones with pages of any size. "cute"
 chooses it for sparse calls of more heads than `SWAP_AB_HEADS`, where the record
-`data/records/h200_sparse.jsonl` has it ahead of swap_ab's gather (`token_gather`) between the other
-kernels of a step.
+`data/records/h200_sparse.jsonl` has it ahead of swap_ab's gather (`token_gather`), or within 0.6 us
+of it, between the other kernels of a step.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ TAKES = frozenset(
 #: (query, cache) formats of its builds
 FORMATS = (("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3"))
 #: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
-#: more it has up to 121 KB of code, which a step fetches anew in each layer: each of the record's
-#: cases takes at least 0.8 us more in a step than by keep_ab, while behind its own replay a call of
-#: few tokens takes up to 4.4 us less (656 bytes, H200, 2026-11-28, `records/h200_sparse.jsonl`).
+#: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
+#: take more in a step than by keep_ab, but for 4 requests of few tokens, where the two are within
+#: 0.6 us; behind its own replay a call of few tokens takes up to 3.9 us less (656 bytes, H200,
+#: 2026-11-28, `records/h200_sparse.jsonl`).
 #: Other formats, not timed, follow
 SWAP_AB_HEADS = 16
 

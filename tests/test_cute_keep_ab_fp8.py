@@ -91,25 +91,39 @@ def test_weights_stay_below_what_saturates() -> None:
     # row sums of sixteen weights pass through fp16
     assert 16 * 448 < 65504
     # a query of sixteen bits has weights of fp16, the least of which is 2**-24: of the greatest
-    # 2**-30, and 2**-19 where the weights tell that a row max moves
+    # 2**-30, and 2**-19 of lists of slots, where a bit of a weight tells that a row max moves
     gathers = ((), (("gather", 1),), (("gather", 2),))
     for kv_format, options in product(("e4m3", "fp8_656"), gathers):
         build = replace(HI_LO, kv_format=kv_format, tile_rows=64, cluster=1, options=options)
         facts = static_facts(build)
-        assert 2 ** (facts.weight_log2 + facts.rescale_log2) <= (2 if facts.optimistic else 65504)
-        assert facts.optimistic is (options == (("gather", 2),))
-        assert 2.0**-24 / 2**facts.weight_log2 <= (2**-19 if facts.optimistic else 2**-30)
+        lists = options == (("gather", 2),)
+        assert 2 ** (facts.weight_log2 + facts.rescale_log2) <= (2 if lists else 65504)
+        assert facts.optimistic is lists
+        assert 2.0**-24 / 2**facts.weight_log2 <= (2**-19 if lists else 2**-30)
 
 
-def test_a_weight_of_a_pair_that_must_not_be_is_seen() -> None:
+def test_a_weight_of_a_list_that_must_not_be_is_seen() -> None:
     """2 and more, infinity and NaN have a bit that no smaller fp16 has, in both halves."""
-    facts = static_facts(HI_LO)
-    assert facts.p_exchange and facts.weight_log2 + facts.rescale_log2 == 1
+    options = (("gather", 2),)
+    facts = static_facts(replace(HI_LO, tile_rows=64, cluster=1, options=options))
+    assert facts.weight_log2 + facts.rescale_log2 == 1
     bits = torch.arange(0x8000, dtype=torch.int32)
     value = bits.to(torch.int16).view(torch.float16)
     for word in (bits, bits << 16):
         seen = (word & p_fp16.TWO) != 0
         assert torch.equal(seen, ~(value < 2))
+
+
+def test_a_sum_of_a_pair_tells_before_a_weight_passes_fp16() -> None:
+    """Below the sum that moves a row max no weight passes fp16; at it one of 16 weights is high
+    enough to move it, so that the next tile does not find the same sum again; behind the move the
+    smallest weights are kept down to 2**-30 of the greatest."""
+    facts = static_facts(HI_LO)
+    assert facts.p_exchange and facts.optimistic
+    assert 2**p_fp16.SUM_LOG2 < 65504
+    assert facts.weight_log2 + facts.rescale_log2 <= p_fp16.SUM_LOG2 - 4
+    assert 16 * 2**facts.weight_log2 < 2**p_fp16.SUM_LOG2
+    assert 2.0**-24 / 2**facts.weight_log2 == 2**-30
 
 
 def test_who_halves_columns() -> None:

@@ -8,12 +8,14 @@ its own stages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Boolean, Float16, Float32, Int32, const_expr
 
+from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import float_bits, fresh_thread, pack2, stmatrix_x4
 from ...rows_on_m.mask import first_row, rows_of
 from ...rows_on_m.params import Cta
@@ -22,10 +24,21 @@ from ..params import BOX, ROPE_BOX
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows
-from .params import P_STAGE, WEIGHT_LOG2
+from .params import P_STAGE, SPARSE, WEIGHT_LOG2
 
 #: a bit that fp16 weights of 2 and more, infinity and NaN have, in both halves of a word
 TWO = 0x40004000
+#: log2 of the sum of a thread's weights of a row and tile below which none of them passes fp16
+SUM_LOG2 = 14.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The KV tile whose weights are computed."""
+
+    stage: Any
+    p: PipelineState  # with `p_exchange` of its P
+    unit: Any = None  # bits of its unit, None if they are still to be loaded
 
 
 def weights_of_step(acc, scale, row_max, step, on_word: Callable, add: Callable):
@@ -44,20 +57,29 @@ def weights_of_step(acc, scale, row_max, step, on_word: Callable, add: Callable)
     return words
 
 
-def places_of_p(cta: Cta, stage, p_stage):
+def places_of_p(cta: Cta, tile: Tile):
     """Addresses of the lane's row of P for tokens 0 to 31 and for the others."""
     if cta.cfg.p_exchange:
-        first = matrix_row(own_p(cta.s)) + p_stage * P_STAGE
+        first = matrix_row(own_p(cta.s)) + tile.p.index * P_STAGE
         return first, first + P_STAGE // 2
     first = matrix_row(Int32(cta.s.sKV.iterator.toint()) + ROPE_BOX * BOX)
-    first = first + stage * cta.cfg.stage_bytes
+    first = first + tile.stage * cta.cfg.stage_bytes
     if cta.cfg.kv_656:
         return first, first + BOX
-    return first, matrix_row(Int32(cta.s.sP_rest.iterator.toint())) + stage * BOX
+    return first, matrix_row(Int32(cta.s.sP_rest.iterator.toint())) + tile.stage * BOX
+
+
+def row_max_may_move(cta: Cta, bits, sums):
+    """True in a warp where a row max may have to move. Of few keys, a weight of 2 or more tells it;
+    of many, whose smallest weights count and which therefore begin higher (`weight_log2`), a sum of
+    a thread's 16 weights of a row, before one of them passes fp16."""
+    if cta.cfg.gather == SPARSE:
+        return cute.arch.vote_any_sync((bits & Int32(TWO)) != 0)
+    return cute.arch.vote_any_sync(cute.arch.fmax(sums[0], sums[1]) >= Float32(2.0**SUM_LOG2))
 
 
 def store_weights(cta: Cta, acc, scale, row_max, sums, places, on_word: Callable):
-    """All weights of a tile to its P; sums <- their sums. Returns the OR of their bits."""
+    """All weights of a tile to its P; sums <- their sums. Returns `row_max_may_move`."""
     bits = Int32(0)
     sums.fill(0.0)
 
@@ -69,7 +91,7 @@ def store_weights(cta: Cta, acc, scale, row_max, sums, places, on_word: Callable
         for word in words:
             bits = bits | word
         stmatrix_x4(places[step // 2] ^ (32 * (step % 2)), 0, words)
-    return bits
+    return row_max_may_move(cta, bits, sums)
 
 
 def below(cta: Cta, rows: RowState, lift):
@@ -77,12 +99,12 @@ def below(cta: Cta, rows: RowState, lift):
     return [rows.row_max[h] - lift for h in range(2)] if cta.cfg.kv_656 else rows.row_max
 
 
-def unit_of_tile(cta: Cta, stage, bits):
-    """log2 of the unit of the tile in a stage, and 1 / unit. `bits`: the unit's, or None if they
-    are still to be loaded."""
+def unit_of_tile(cta: Cta, tile: Tile):
+    """log2 of the tile's unit, and 1 / unit."""
     if not cta.cfg.kv_656:
         return Float32(0.0), Float32(1.0)
-    return kv_656.unit_of(kv_656.load_unit(cta.s, stage) if bits is None else bits)
+    bits = kv_656.load_unit(cta.s, tile.stage) if tile.unit is None else tile.unit
+    return kv_656.unit_of(bits)
 
 
 @cute.jit
@@ -129,39 +151,65 @@ def online_softmax_step(
         stmatrix_x4(at ^ (32 * (step % 2)), 0, words)
 
 
+def rescale_of(cta: Cta, tile: Tile):
+    """Rescale factors of O before the tile's PV, by row."""
+    if cta.cfg.p_exchange:
+        return own_rows(cta.s).sRescale[None, tile.p.index]
+    return cta.s.sRescale[None, tile.stage]
+
+
 @cute.jit
-def optimistic_softmax_step(
-    cta: Cta, acc, scale, rows: RowState, stage, p_stage,
-    on_word: cutlass.Constexpr[Callable], unit: Any = None,
+def weigh_beside_mma(
+    cta: Cta, acc, scale, rows: RowState, tile: Tile, lift, sums,
+    on_word: cutlass.Constexpr[Callable],
 ):  # fmt: skip
-    """As `online_softmax_step`, but the weights are computed before it is known whether a row max
-    moves: no weight may pass 2, so that one bit of all weights tells, and the greatest scores of
-    other tiles are never searched. `unit`: see `unit_of_tile`."""
-    lift, inverse = unit_of_tile(cta, stage, unit)
-    places = places_of_p(cta, stage, p_stage)
-    sums = cute.make_rmem_tensor(2, Float32)
-    bits = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, on_word)
+    """Weights of a tile; once more, by a second code, behind a move of a row max."""
+    places = places_of_p(cta, tile)
+    moves = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, on_word)
     tid = fresh_thread()
-    lane, row = tid & 31, first_row(tid)
-    if const_expr(cta.cfg.p_exchange):
-        rescale = own_rows(cta.s).sRescale[None, p_stage]
-    else:
-        rescale = cta.s.sRescale[None, stage]
-    if cute.arch.vote_any_sync((bits & Int32(TWO)) != 0):
+    lane, row, rescale = tid & 31, first_row(tid), rescale_of(cta, tile)
+    if moves:
         raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
         store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, nothing)
     else:
         store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
-    for h in cutlass.range_constexpr(2):
-        total = sums[h] * inverse if const_expr(cta.cfg.kv_656) else sums[h]
+
+
+@cute.jit
+def weigh_alone(cta: Cta, acc, scale, rows: RowState, tile: Tile, lift, sums):
+    """As `weigh_beside_mma`, by one code for both times, a loop: 3 KB less, which each layer of a
+    decode step fetches anew."""
+    places, tid = places_of_p(cta, tile), fresh_thread()
+    lane, row, rescale = tid & 31, first_row(tid), rescale_of(cta, tile)
+    store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
+    moves, moved = Boolean(True), Boolean(False)
+    while moves:
+        moves = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, nothing)
+        moves = moves & (not moved)
+        if moves:
+            raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
+        moved = Boolean(True)
+
+
+def optimistic_softmax_step(
+    cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Callable | None
+):
+    """As `online_softmax_step`, but the weights are computed before it is known whether a row max
+    moves: they tell, so that the greatest scores of other tiles are never searched."""
+    lift, inverse = unit_of_tile(cta, tile)
+    sums = cute.make_rmem_tensor(2, Float32)
+    if on_word is None:
+        weigh_alone(cta, acc, scale, rows, tile, lift, sums)
+    else:
+        weigh_beside_mma(cta, acc, scale, rows, tile, lift, sums, on_word)
+    for h in range(2):
+        total = sums[h] * inverse if cta.cfg.kv_656 else sums[h]
         rows.row_sum[h] = rows.row_sum[h] + total
 
 
-def softmax_step(
-    cta: Cta, acc, scale, rows: RowState, stage, p_stage, on_word: Callable, unit: Any = None
-):
-    """Weights of the tile in `stage`, to P of its stage, or of `p_stage` with `p_exchange`."""
+def softmax_step(cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Callable | None):
+    """Weights of a tile, to its P. `on_word`: see `online_softmax_step`; None beside no MMAs."""
     if cta.cfg.optimistic:
-        optimistic_softmax_step(cta, acc, scale, rows, stage, p_stage, on_word, unit)
+        optimistic_softmax_step(cta, acc, scale, rows, tile, on_word)
     else:
-        online_softmax_step(cta, acc, scale, rows, stage, on_word)
+        online_softmax_step(cta, acc, scale, rows, tile.stage, on_word or nothing)

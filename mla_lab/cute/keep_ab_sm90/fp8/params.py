@@ -114,15 +114,15 @@ class Fp8Config(Config):
 
     @property
     def optimistic(self) -> bool:
-        """fp16 weights are computed before it is known whether a row max moves (`p_fp16`). They
-        begin at 2^-5, and fp16 has none below 2^-20 of the greatest: of many keys so far down the
-        sum keeps what O loses, so that the kernels of long lists search the greatest score."""
+        """fp16 weights are computed before it is known whether a row max moves (`p_fp16`)."""
         return self.p_exchange or (self.query_hi_lo and self.gather == SPARSE)
 
     @property
     def weight_log2(self) -> float:
-        """log2 of the weight of a row max that has just moved; no `optimistic` one passes 2."""
-        return 1.0 - self.rescale_log2 if self.optimistic else WEIGHT_LOG2
+        """log2 of the weight of a row max that has just moved. Those of few keys begin lower, where
+        one bit tells that a row max moves: fp16 has none below 2^-19 of the greatest."""
+        few_keys = self.query_hi_lo and self.gather == SPARSE
+        return 1.0 - self.rescale_log2 if few_keys else WEIGHT_LOG2
 
     @property
     def rows(self) -> int:
@@ -216,7 +216,8 @@ def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
             "qk_parts_before_p": 2,
         }
     if config.cluster == 2 and not features:
-        return facts | {"rescale_log2": 6.0, "q_boxes": 6, "v_steps_held": 2}
+        # where the sum of 16 weights reaches 2**14 (`p_fp16`), one of them is at least 2**10
+        return facts | {"rescale_log2": 4.0, "q_boxes": 6, "v_steps_held": 2}
     return facts
 
 

@@ -32,9 +32,9 @@ from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, nothing, tile_context
+from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, tile_context
 from .p_exchange_2cta import p_state
-from .p_fp16 import softmax_step
+from .p_fp16 import Tile, softmax_step
 from .params import SPARSE, STEP, Fp8Config
 from .query_split import split_query
 
@@ -245,20 +245,19 @@ def load_ahead(cta: Cta, stage, exists):
 
 @cute.jit
 def softmax_under_part(
-    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState, number,
-    ahead_of_mma: tuple,
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, loop: LoopState,
+    weighed: Tile, valid,
 ):  # fmt: skip
-    """Weights of the previous tile, number `number` of the CTA, while part 0 of the tile at
-    `loop.state` runs."""
-    cfg, s, stage = cta.cfg, cta.s, loop.state.index
-    on_word, (valid, unit) = mma_per_word(cta, f, stage), ahead_of_mma
+    """Weights of the previous tile, `weighed`, while part 0 of the tile at `loop.state` runs.
+    `valid`: see `load_ahead`."""
+    cfg, s, stage, p_stage = cta.cfg, cta.s, loop.state.index, weighed.p.index
+    on_word = mma_per_word(cta, f, stage)
     profile_tile(cfg, cta.g, loop.left, "QK done")
     mask_scores(cta, f.tSrS, tile, loop.previous, loop.left + 1, valid)
-    p_stage = p_state(number).index
     if const_expr(cfg.p_exchange):
         if not loop.p_free:
-            s.p_pipe.producer_acquire(p_state(number).opposite())
-    softmax_step(cta, f.tSrS, scale, rows, loop.previous, p_stage, on_word, unit)
+            s.p_pipe.producer_acquire(weighed.p.opposite())
+    softmax_step(cta, f.tSrS, scale, rows, weighed, on_word)
     cute.arch.fence_view_async_shared()
     if const_expr(cfg.p_exchange):
         s.p_written.arrive(p_stage)
@@ -273,11 +272,12 @@ def qk_tile(
     """Scores of the tile at `loop.state`, one of `tiles` of the work tile. Unless it is the first,
     the weights of the previous one, number `number` of the CTA, are computed here."""
     cfg, state = cta.cfg, loop.state
-    ahead_of_mma = load_ahead(cta, loop.previous, loop.left < tiles)
+    valid, unit = load_ahead(cta, loop.previous, loop.left < tiles)
     p_phases = wait_for_keys(cta, loop)
     issue_part(cta, f, f.part, 0, state.index, 0, ahead(cfg))
     if loop.left < tiles:
-        softmax_under_part(cta, f, rows, scale, tile, loop, number, ahead_of_mma)
+        weighed = Tile(loop.previous, p_state(number), unit)
+        softmax_under_part(cta, f, rows, scale, tile, loop, weighed, valid)
     else:
         issue_part(cta, f, f.part, 0, state.index, ahead(cfg))
     after = state.advance(cfg.stages)
@@ -299,21 +299,21 @@ def qk_tile(
 
 @cute.jit
 def finish_work_tile(
-    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, previous, number
+    cta: Cta, f: Fragments, rows: RowState, scale, tile: TileContext, weighed: Tile
 ):
-    """P of the last tile, number `number` of the CTA, and the row statistics for the epilogue."""
-    s, p_stage = cta.s, p_state(number).index
+    """P of the last tile, `weighed`, and the row statistics for the epilogue."""
+    s = cta.s
     # read again: held through the loop, it would take registers
     work = read_work(cta.g, s, tile.index)
-    mask_scores(cta, f.tSrS, tile, previous, Int32(1))
+    mask_scores(cta, f.tSrS, tile, weighed.stage, Int32(1))
     if const_expr(cta.cfg.p_exchange):
-        s.p_pipe.producer_acquire(p_state(number).opposite())
-    softmax_step(cta, f.tSrS, scale, rows, previous, p_stage, nothing)
-    finish_rows(cta, work, previous, rows, tile.index)
+        s.p_pipe.producer_acquire(weighed.p.opposite())
+    softmax_step(cta, f.tSrS, scale, rows, weighed, None)
+    finish_rows(cta, work, weighed.stage, rows, tile.index)
     if const_expr(cta.cfg.p_exchange):
-        s.p_written.arrive(p_stage)
+        s.p_written.arrive(weighed.p.index)
     else:
-        s.p_pipe.producer_commit(previous)
+        s.p_pipe.producer_commit(weighed.stage)
 
 
 @cute.jit
@@ -349,4 +349,5 @@ def mainloop_qk_softmax_hi_lo(cta: Cta):
             loop = qk_tile(cta, f, rows, scale, tile, loop, number, tiles)
         state, p_phases = loop.state, loop.p_phases
         count = count + tiles
-        finish_work_tile(cta, f, rows, scale, tile, loop.previous, count - 1)
+        weighed = Tile(loop.previous, p_state(count - 1))
+        finish_work_tile(cta, f, rows, scale, tile, weighed)

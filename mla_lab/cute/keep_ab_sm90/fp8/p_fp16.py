@@ -13,7 +13,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float16, Float32, Int32, const_expr
+from cutlass import Float16, Float32, Int32, const_expr
 
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import float_bits, fresh_thread, pack2, stmatrix_x4
@@ -159,12 +159,14 @@ def rescale_of(cta: Cta, tile: Tile):
 
 
 @cute.jit
-def weigh_beside_mma(
-    cta: Cta, acc, scale, rows: RowState, tile: Tile, lift, sums,
-    on_word: cutlass.Constexpr[Callable],
-):  # fmt: skip
-    """Weights of a tile; once more, by a second code, behind a move of a row max."""
+def optimistic_softmax_step(
+    cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: cutlass.Constexpr[Callable]
+):
+    """As `online_softmax_step`, but the weights are computed before it is known whether a row max
+    moves: they tell, so that the greatest scores of other tiles are never searched."""
+    lift, inverse = unit_of_tile(cta, tile)
     places = places_of_p(cta, tile)
+    sums = cute.make_rmem_tensor(2, Float32)
     moves = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, on_word)
     tid = fresh_thread()
     lane, row, rescale = tid & 31, first_row(tid), rescale_of(cta, tile)
@@ -173,43 +175,14 @@ def weigh_beside_mma(
         store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, nothing)
     else:
         store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
-
-
-@cute.jit
-def weigh_alone(cta: Cta, acc, scale, rows: RowState, tile: Tile, lift, sums):
-    """As `weigh_beside_mma`, by one code for both times, a loop: 3 KB less, which each layer of a
-    decode step fetches anew."""
-    places, tid = places_of_p(cta, tile), fresh_thread()
-    lane, row, rescale = tid & 31, first_row(tid), rescale_of(cta, tile)
-    store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
-    moves, moved = Boolean(True), Boolean(False)
-    while moves:
-        moves = store_weights(cta, acc, scale, below(cta, rows, lift), sums, places, nothing)
-        moves = moves & (not moved)
-        if moves:
-            raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
-        moved = Boolean(True)
-
-
-def optimistic_softmax_step(
-    cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Callable | None
-):
-    """As `online_softmax_step`, but the weights are computed before it is known whether a row max
-    moves: they tell, so that the greatest scores of other tiles are never searched."""
-    lift, inverse = unit_of_tile(cta, tile)
-    sums = cute.make_rmem_tensor(2, Float32)
-    if on_word is None:
-        weigh_alone(cta, acc, scale, rows, tile, lift, sums)
-    else:
-        weigh_beside_mma(cta, acc, scale, rows, tile, lift, sums, on_word)
-    for h in range(2):
-        total = sums[h] * inverse if cta.cfg.kv_656 else sums[h]
+    for h in cutlass.range_constexpr(2):
+        total = sums[h] * inverse if const_expr(cta.cfg.kv_656) else sums[h]
         rows.row_sum[h] = rows.row_sum[h] + total
 
 
-def softmax_step(cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Callable | None):
-    """Weights of a tile, to its P. `on_word`: see `online_softmax_step`; None beside no MMAs."""
+def softmax_step(cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Callable):
+    """Weights of a tile, to its P."""
     if cta.cfg.optimistic:
         optimistic_softmax_step(cta, acc, scale, rows, tile, on_word)
     else:
-        online_softmax_step(cta, acc, scale, rows, tile.stage, on_word or nothing)
+        online_softmax_step(cta, acc, scale, rows, tile.stage, on_word)

@@ -131,9 +131,8 @@ def arrive_with_query(cta: Cta, state: PipelineState, half: Int32):
 
 @cute.jit
 def begin_work_tile(cta: Cta, index: Int32, state: PipelineState, half: Int32):
-    """The record and the query of a work tile, by the first warp; between them, by both, the table
-    entries of its first tile. Returns the state behind the stages that the query passes through,
-    the work tile, a lane's token and its entry."""
+    """The record and the query of a work tile, by the first warp. Returns the state behind the
+    stages that the query passes through."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     number = index - cta.plan.first
     if half == 0:
@@ -142,18 +141,14 @@ def begin_work_tile(cta: Cta, index: Int32, state: PipelineState, half: Int32):
         else:
             s.q_pipe.empty.wait(0, (number & 1) ^ 1)
         record(cfg, g, s, cta.plan, index, cta.rank)
-    RECORD_BARRIER.sync()
-    work = read_work(g, s, index)
-    token = work.begin * BLOCK + half * WARP_TOKENS + cute.arch.lane_idx()
-    entry = load_entry(cta, work, token)
-    if half == 0:
         if const_expr(cfg.query_hi_lo):
-            load_query_through_ring(cta, work, state)
+            load_query_through_ring(cta, read_work(g, s, index), state)
         else:
-            load_query(cta, work, number)
+            load_query(cta, read_work(g, s, index), number)
+    RECORD_BARRIER.sync()
     if const_expr(cfg.query_hi_lo):
         state = arrive_with_query(cta, state, half)
-    return state, work, token, entry
+    return state
 
 
 @cute.jit
@@ -163,11 +158,14 @@ def producer_gather(cta: Cta, warp: Int32):
     Records are free as `producer` says. Both warps have read one when the next is written: the
     tiles between need the arrivals of both.
     """
-    cfg, s, plan = cta.cfg, cta.s, cta.plan
+    cfg, g, s, plan = cta.cfg, cta.g, cta.s, cta.plan
     lane, half = cute.arch.lane_idx(), (warp - GATHER_WARPS[0]) >> 1
     state = PipelineState.start(1)
     for index in cutlass.range(plan.first, plan.last, unroll=1):
-        state, work, token, entry = begin_work_tile(cta, index, state.uniform(), half)
+        state = begin_work_tile(cta, index, state.uniform(), half)
+        work = read_work(g, s, index)
+        token = work.begin * BLOCK + half * WARP_TOKENS + lane
+        entry = load_entry(cta, work, token)
         for _ in cutlass.range(work.begin, work.end, unroll=1):
             state = state.uniform()
             offset = token_offset(cta, work, token, entry)

@@ -32,7 +32,7 @@ from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, tile_context
+from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, nothing, tile_context
 from .p_exchange_2cta import p_state
 from .p_fp16 import Tile, softmax_step
 from .params import SPARSE, STEP, Fp8Config
@@ -308,7 +308,7 @@ def finish_work_tile(
     mask_scores(cta, f.tSrS, tile, weighed.stage, Int32(1))
     if const_expr(cta.cfg.p_exchange):
         s.p_pipe.producer_acquire(weighed.p.opposite())
-    softmax_step(cta, f.tSrS, scale, rows, weighed, None)
+    softmax_step(cta, f.tSrS, scale, rows, weighed, nothing)
     finish_rows(cta, work, weighed.stage, rows, tile.index)
     if const_expr(cta.cfg.p_exchange):
         s.p_written.arrive(weighed.p.index)

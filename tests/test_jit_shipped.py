@@ -1,6 +1,7 @@
-"""Kernels compile for sm_90a without a GPU, and none spills registers: all that ship, as recorded
-of these sources. Where there is no such record, a sample is compiled, with every format and every
-value of every field, with MLA_LAB_LONG=1 every value in every format."""
+"""Kernels compile for sm_90a without a GPU, none spills registers, and ptxas serializes the MMAs of
+none: all that ship, as recorded of these sources. Where there is no such record, a sample is
+compiled, with every format and every value of every field, with MLA_LAB_LONG=1 every value in every
+format."""
 
 from __future__ import annotations
 
@@ -61,6 +62,7 @@ def test_compiles_and_does_not_spill(config: KernelConfig) -> None:
     assert kernels
     for kernel in kernels:
         assert kernel.stack == kernel.local == 0, kernel.name
+        assert not xray.serializes(kernel.opcodes), f"{kernel.name}: its MMAs are serialized"
         assert 0 < kernel.code_bytes <= most_code(config), kernel.name
         if kernel.opcodes:
             for opcode in MUST_HAVE.get(config.kernel, ()):

@@ -164,6 +164,14 @@ ROLES = """
 """
 
 
+def test_serialized_mmas_are_seen() -> None:
+    """An arrive and a wait for each of many, as ptxas makes them where registers do not suffice:
+    80 e4m3 MMAs had 160 such instructions, and have 22. A loop over one may well have two."""
+    assert xray.serializes({"QGMMA.64x64x32": 80, "WARPGROUP.ARRIVE": 80, "WARPGROUP.DEPBAR": 80})
+    assert not xray.serializes({"QGMMA": 80, "WARPGROUP": 22})
+    assert not xray.serializes({"HGMMA": 1, "WARPGROUP": 2})
+
+
 def test_roles_are_what_one_branch_leads_to() -> None:
     found = roles.roles(sass.parse(ROLES)["roles"])
     assert [(r.name, r.instructions, r.registers) for r in found] == [

@@ -22,13 +22,11 @@ from ..jit.shipped import shipped
 from ..jit.source import source_hash
 from ..jit.toolchain import versions
 from ..plan.config import KernelConfig
-from ..xray import KernelReport, inspect
+from ..xray import KernelReport, inspect, serializes
 from .record import Progress, Row, head_row, read, write
 
 RECORD = "records/builds.jsonl"
 ARCH = "sm_90a"
-#: bytes of stack that a thread of a few builds keeps, each of them named in tests/spills.py
-MOST_STACK = 96
 #: PTX instructions that a row counts, by their full names
 COUNTED = re.compile(r"\b(?:wgmma\.mma_async|cp\.async|ldmatrix|stmatrix|vote|red|atom)\.[\w.:]+")
 #: of a toolchain, what generates device code
@@ -67,13 +65,13 @@ def instructions(ptx: str) -> dict[str, int]:
 
 
 def row(artifact: Artifact) -> Row:
-    """The row of a build; "wrong" where a kernel spills more than `MOST_STACK` bytes."""
+    """The row of a build; "wrong" where a kernel spills or its MMAs are serialized."""
     kernels = [described(kernel) for kernel in inspect(artifact).kernels]
-    spilled = any(kernel.stack > MOST_STACK for kernel in kernels)
+    slow = any(kernel.stack or serializes(kernel.opcodes) for kernel in kernels)
     return {
         "kind": "case",
         "name": artifact.config.name(),
-        "status": "wrong" if spilled else "ok",
+        "status": "wrong" if slow else "ok",
         "source": source_hash(artifact.config.kernel),
         "toolchain": artifact.toolchain,
         "kernels": [asdict(kernel) for kernel in kernels],

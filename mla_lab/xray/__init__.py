@@ -6,7 +6,7 @@ print(render(report))
 """
 
 from .render import render, render_changes, render_sass
-from .report import Change, KernelReport, Report, compare, inspect
+from .report import Change, KernelReport, Report, compare, inspect, serializes
 from .roles import Role
 from .sass import Instruction
 
@@ -21,4 +21,5 @@ __all__ = [
     "render",
     "render_changes",
     "render_sass",
+    "serializes",
 ]

@@ -37,7 +37,8 @@ def _kernel(kernel: KernelReport) -> list[str]:
         f"  shared memory: static {r.static_shared:,} B, dynamic {dynamic}"
         + (" B" if r.dynamic_shared is not None else ""),
         f"  stack {r.stack} B   local memory accesses {kernel.spills}"
-        + ("   SPILLS" if kernel.spills else ""),
+        + ("   SPILLS" if kernel.spills else "")
+        + ("   MMAS SERIALIZED" if kernel.serialized else ""),
         *_code(kernel),
         "",
     ]

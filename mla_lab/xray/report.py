@@ -29,6 +29,20 @@ FACTS = {
 }
 
 
+#: `WARPGROUP` instructions per wgmma from which on they are taken for serialized, which have two;
+#: and MMAs from which on that can be told: a loop over one may well have two
+SERIAL, LEAST_MMAS = 1.5, 8
+
+
+def serializes(opcodes: Mapping[str, int]) -> bool:
+    """True where each wgmma has an arrive and a wait of its own, by counts of opcodes. ptxas does
+    so to all of a kernel where the registers of one role do not suffice for its MMAs in flight;
+    neither registers nor local memory show it."""
+    products = sum(n for op, n in opcodes.items() if op.startswith(("HGMMA", "QGMMA")))
+    waits = sum(n for op, n in opcodes.items() if op.startswith("WARPGROUP"))
+    return products >= LEAST_MMAS and waits >= SERIAL * products
+
+
 @dataclass(frozen=True)
 class KernelReport:
     """One kernel of an artifact. `instructions` is empty where no disassembler is installed, and
@@ -51,6 +65,11 @@ class KernelReport:
         if not self.instructions:
             return ptx.class_counts(self.ptx_opcodes)
         return Counter(i.kind for i in self.instructions)
+
+    @property
+    def serialized(self) -> bool:
+        """See `serializes`."""
+        return serializes(self.opcodes)
 
     @property
     def spills(self) -> int:

@@ -96,12 +96,10 @@ THREADS = 512
 
 def role_registers(cfg: Fp8Config) -> tuple[int, int, int]:
     """Registers per thread of the producer, the QK-softmax and the two PV warp groups: 512 in all.
-    fp16 V^T takes more of PV; fetched tokens, the records of a cluster and pages smaller than a KV
-    tile more of the producer."""
+    fp16 V^T takes more of PV; fetched tokens more of the producer. With 160 for PV over an e4m3
+    query ptxas serializes all MMAs of the kernel (`xray.serializes`): 151 us in place of 123."""
     if cfg.query_hi_lo and not (cfg.kv_656 or cfg.p_exchange):
         return (32, 128, 176) if cfg.gather else (24, 136, 176)
-    if (cfg.cluster == 2 or cfg.box_rows < BLOCK) and not cfg.query_hi_lo:
-        return 32, 152, 160
     return 24, 152, 168
 
 

@@ -14,11 +14,13 @@ from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ...common.pipeline import PipelineState
+from ...common.ptx_sm90 import fresh_thread
 from ...rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, RECORDS, Cta, Work
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import first_pages, read_work, record
 from ..params import BOX
 from ..producer import copy_kv, valid_pages
+from ..tile_scheduler import load_plan
 from .kv_656 import load_rope_and_scales
 from .params import Q_ARRIVAL_BOXES, Q_STAGES
 
@@ -136,7 +138,11 @@ def producer(cta: Cta):
             s.kv_pipe.producer_acquire(state)
         else:
             s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
-        record(cfg, g, s, plan, index, cta.rank)
+        words = plan
+        if const_expr(cfg.cluster == 2 and not cfg.query_hi_lo):
+            # held through the loop, the plan's words would take a register too many
+            words = load_plan(cfg, s, fresh_thread() & 31)
+        record(cfg, g, s, words, index, cta.rank)
         work = read_work(g, s, index)
         if const_expr(cfg.query_hi_lo):
             state = load_query_through_ring(cta, work, state)

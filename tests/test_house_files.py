@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib.metadata
 import re
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from .house import PACKAGE, ROOT, module_name, package_modules, tracked_files
 
@@ -142,6 +145,19 @@ def test_requirements_are_pinned_and_neutral():
     pins = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][\w.]*", pin) for pin in pins)
     assert "torch==2.13.0" in pins, "without +cpu or +cu: each machine takes its own build"
+
+
+def test_pinned_packages_take_the_oldest_python():
+    """README promises 3.11: a package that asks for 3.11.5 fails on Debian 12, which has 3.11.2."""
+    refusing = {}
+    for pin in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        if not pin.startswith("#"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found = importlib.metadata.metadata(pin.partition("==")[0])
+                asked = found.get("Requires-Python") or ""
+                if not SpecifierSet(asked).contains("3.11.0"):
+                    refusing[pin] = asked
+    assert refusing == {}
 
 
 def test_no_validation_by_assert():

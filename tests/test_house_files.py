@@ -153,8 +153,8 @@ def test_pinned_packages_take_the_oldest_python():
     for pin in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
         if not pin.startswith("#"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found = importlib.metadata.metadata(pin.partition("==")[0])
-                asked = found.get("Requires-Python") or ""
+                found = importlib.metadata.metadata(pin.partition("==")[0]).json
+                asked = str(found.get("requires_python", ""))
                 if not SpecifierSet(asked).contains("3.11.0"):
                     refusing[pin] = asked
     assert refusing == {}

@@ -28,7 +28,7 @@ from .params import P_STAGE, SPARSE, WEIGHT_LOG2
 
 #: a bit that fp16 weights of 2 and more, infinity and NaN have, in both halves of a word
 TWO = 0x40004000
-#: log2 of the sum of a thread's weights of a row and tile below which none of them passes fp16
+#: log2 of the sum of a thread's weights of a row and tile up to which none of them passes fp16
 SUM_LOG2 = 14.0
 
 
@@ -75,7 +75,7 @@ def row_max_may_move(cta: Cta, bits, sums):
     a thread's 16 weights of a row, before one of them passes fp16."""
     if cta.cfg.gather == SPARSE:
         return cute.arch.vote_any_sync((bits & Int32(TWO)) != 0)
-    return cute.arch.vote_any_sync(cute.arch.fmax(sums[0], sums[1]) >= Float32(2.0**SUM_LOG2))
+    return cute.arch.vote_any_sync(cute.arch.fmax(sums[0], sums[1]) > Float32(2.0**SUM_LOG2))
 
 
 def store_weights(cta: Cta, acc, scale, row_max, sums, places, on_word: Callable):

@@ -17,7 +17,7 @@ from mla_lab.core.revision import Revision
 from mla_lab.jit import bundle as bundles
 from mla_lab.jit.bundle import bundle
 from mla_lab.jit.cache import LEFT_OVER_S
-from mla_lab.jit.unpack import UNUSED_S, unpack
+from mla_lab.jit.unpack import UNUSED_S, extract, unpack
 from mla_lab.plan.config import KernelConfig
 
 OTHER_USER = 4242
@@ -211,3 +211,32 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(InvalidInput, match=r"out: got .* which holds other files"):
         bundle(tmp_path, [KernelConfig("cute/empty")])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python's tarfile has the filter")
+def test_a_python_without_the_data_filter_unpacks_what_lies_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian 12 has 3.11.2; `tarfile.data_filter` came with 3.11.4."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    (tmp_path / "kernel").write_text("code")
+
+    def packed(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarFile:
+        with tarfile.open(tmp_path / "archive", "w:xz") as made:
+            member = made.gettarinfo(tmp_path / "kernel", arcname=name)
+            member.type, member.linkname = kind, "/" if kind == tarfile.SYMTYPE else ""
+            with (tmp_path / "kernel").open("rb") as file:
+                made.addfile(member, file if kind == tarfile.REGTYPE else None)
+        return tarfile.open(tmp_path / "archive", "r:xz")
+
+    with packed("prebuilt/kernel") as archive:
+        extract(archive, tmp_path / "to")
+    assert (tmp_path / "to" / "prebuilt" / "kernel").read_text() == "code"
+    for name, kind in (
+        ("../kernel", tarfile.REGTYPE),
+        ("/kernel", tarfile.REGTYPE),
+        ("kernel", tarfile.SYMTYPE),
+    ):
+        with packed(name, kind) as archive, pytest.raises(tarfile.TarError, match="kernel"):
+            extract(archive, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()

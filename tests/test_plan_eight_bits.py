@@ -114,20 +114,24 @@ def tile_of(launch: Launch) -> tuple[int, int, str]:
 
 
 def test_predictions_follow_what_was_recorded() -> None:
-    """Whole calls of the other record: within 12 % each where the kernel and tile of then is still
-    the choice, 6 % in the median; elsewhere the choice went to what is quicker.
+    """Whole calls with a host plan of the other record, where the kernel and tile of then is still
+    the choice: no more than 12 % above the prediction and, since kernels become quicker, 15 % below
+    it, 6 % in the median; elsewhere the choice went to what is quicker.
     """
     off = []
     for row in results(rows_of("records/h200_eight_bits.jsonl"), "ok"):
-        problem = problem_of(row)
-        if problem.kv_format == "bf16" or problem.top_k or problem.page_size != 64:
+        problem, notes = problem_of(row), row["notes"]
+        dense = not problem.top_k and problem.page_size == 64
+        if row["peer"] != "mla-lab" or problem.kv_format == "bf16" or not dense:
             continue
-        choice, notes = choose(problem), row["notes"]
+        if "q_dtype-e4m3" in notes["kernel"] and "cluster-2" in notes["kernel"]:
+            continue  # its MMAs were serialized (data/notes/kernel_attempts.jsonl, 2026-11-28)
+        choice = choose(problem)
         ratio = choice.predicted_us / row["us"]
         kernel = choice.config.kernel.replace("/", "_")
         if notes["kernel"].startswith(kernel) and notes["tile_rows"] == choice.config.tile_rows:
             off.append(abs(ratio - 1))
-            assert off[-1] < 0.12, (row["case"], ratio)
+            assert 0.88 < ratio < 1.15, (row["case"], ratio)
         else:
             assert ratio < 1.02, (row["case"], ratio)
     assert len(off) >= 12 and sorted(off)[len(off) // 2] < 0.06

@@ -47,7 +47,7 @@ def unpack(bundle: Path, home: Path | None = None) -> Path:
     work = Path(tempfile.mkdtemp(prefix="tmp-", dir=root))
     try:
         with tarfile.open(bundle / ARCHIVE, "r:xz") as archive:
-            archive.extractall(work, filter="data")
+            extract(archive, work)
         _install(sorted((bundle / "wheels").glob("*.whl")), work / "site")
         work.rename(place)
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
@@ -56,6 +56,19 @@ def unpack(bundle: Path, home: Path | None = None) -> Path:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return place
+
+
+def extract(archive: tarfile.TarFile, to: Path) -> None:
+    """Files and folders that lie inside `to`, by Python's data filter. Python before 3.11.4 has
+    none: there, `TarError` for anything else in the archive."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(to, filter="data")
+        return
+    for member in archive.getmembers():
+        inside = not member.name.startswith("/") and ".." not in member.name.split("/")
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.ReadError(f"{member.name}: neither a file nor a folder inside")
+    archive.extractall(to)
 
 
 def _home(home: Path | None) -> Path:

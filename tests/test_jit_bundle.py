@@ -223,7 +223,8 @@ def test_a_python_without_the_data_filter_unpacks_what_lies_inside(
 
     def packed(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarFile:
         with tarfile.open(tmp_path / "archive", "w:xz") as made:
-            member = made.gettarinfo(tmp_path / "kernel", arcname=name)
+            member = made.gettarinfo(tmp_path / "kernel")
+            member.name = name
             member.type, member.linkname = kind, "/" if kind == tarfile.SYMTYPE else ""
             with (tmp_path / "kernel").open("rb") as file:
                 made.addfile(member, file if kind == tarfile.REGTYPE else None)

@@ -22,6 +22,7 @@ from mla_lab.jit import artifact, cute_link, host_cpu, source
 from mla_lab.jit.bundle import bundle, size_of
 from mla_lab.jit.cache import Cache
 from mla_lab.jit.cute_build import CuteWorker
+from mla_lab.jit.unpack import extract
 from mla_lab.plan.config import KernelConfig
 
 EMPTY, PLANNER = KernelConfig("cute/empty"), KernelConfig("cuda/planner")
@@ -51,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpack(made: Path, folder: Path) -> Path:
     """The artifacts of a bundle, as `setup.sh` lays them out."""
     with tarfile.open(made / "prebuilt.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        extract(archive, folder)
     return folder / "prebuilt"
 
 

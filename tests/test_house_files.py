@@ -149,15 +149,16 @@ def test_requirements_are_pinned_and_neutral():
 
 def test_pinned_packages_take_the_oldest_python():
     """README promises 3.11: a package that asks for 3.11.5 fails on Debian 12, which has 3.11.2."""
-    refusing = {}
+    installed, refusing = 0, {}
     for pin in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
         if not pin.startswith("#"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found = importlib.metadata.metadata(pin.partition("==")[0]).json
+                installed += 1
                 asked = str(found.get("requires_python", ""))
                 if not SpecifierSet(asked).contains("3.11.0"):
                     refusing[pin] = asked
-    assert refusing == {}
+    assert installed > 100 and refusing == {}
 
 
 def test_no_validation_by_assert():

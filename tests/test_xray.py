@@ -166,10 +166,19 @@ ROLES = """
 
 def test_serialized_mmas_are_seen() -> None:
     """An arrive and a wait for each of many, as ptxas makes them where registers do not suffice:
-    80 e4m3 MMAs had 160 such instructions, and have 22. A loop over one may well have two."""
+    80 e4m3 MMAs had 160 such instructions, and have 28. A loop over one may well have two."""
     assert xray.serializes({"QGMMA.64x64x32": 80, "WARPGROUP.ARRIVE": 80, "WARPGROUP.DEPBAR": 80})
-    assert not xray.serializes({"QGMMA": 80, "WARPGROUP": 22})
+    assert not xray.serializes({"QGMMA": 80, "WARPGROUP": 28})
     assert not xray.serializes({"HGMMA": 1, "WARPGROUP": 2})
+    resources = KernelResources("attend", 168, 0, 1024, 3, 231424, (512, 1, 1))
+    lines = ("WARPGROUP.ARRIVE", "QGMMA.64x64x32.F32.E4M3.E4M3 R24, R108, gdesc[UR8], R24, gsb0")
+    step = [*lines, "WARPGROUP.DEPBAR.LE gsb0, 0x0"]
+    listed = (f"        /*{16 * n:04x}*/  {line} ;" for n, line in enumerate(step * 8))
+    code = tuple(sass.parse("\n".join((".text.attend:", *listed)))["attend"])
+    kernel = xray.KernelReport("attend", resources, code, Counter())
+    artifact = jit.Artifact(KernelConfig("cute/keep_ab_sm90"), "sm_90a", Path(), (), (), (), {})
+    assert kernel.count("QGMMA") == 8
+    assert "MMAS SERIALIZED" in xray.render(xray.Report(artifact, (kernel,)))
 
 
 def test_roles_are_what_one_branch_leads_to() -> None:

@@ -126,12 +126,13 @@ def test_watts_and_joules_stand_beside_flash_mla_s() -> None:
     assert "30.0" not in text
 
 
-def test_the_rule_follows_the_record() -> None:
+@pytest.mark.parametrize("record", [sparse_table.RECORD, sparse_table.BF16])
+def test_the_rule_follows_the_record(record: str) -> None:
     """In a step the kernel of the rule loses no case by 2 % and 0.7 us or more, and the plain
     call takes the rule's kernel, or took the other one, of 32 heads and more, at the record's
     commit."""
     step = sparse_table.STEP
-    for problem, us in sparse_table.cases(read(data_dir() / sparse_table.RECORD)):
+    for problem, us in sparse_table.cases(read(data_dir() / record)):
         own = sparse_table.taken(problem)
         quickest = min(us["keep_ab" + step], us["swap_ab" + step])
         assert us[own + step] < max(1.02 * quickest, quickest + 0.7)

@@ -207,6 +207,28 @@ def test_flash_mla_over_tokens_of_656_bytes(monkeypatch):
     assert "batch_invariant" in str(FlashMla().refuses(replace(case, batch_invariant=True)))
 
 
+def test_flash_mla_over_lists_of_bf16_tokens(monkeypatch):
+    """A stand-in that computes what `flash_mla_sparse_fwd` documents; 20 heads are padded to 64."""
+    seen = []
+
+    def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v):
+        seen.append((tuple(q.shape), tuple(indices.shape)))
+        hidden = indices < 0  # [tokens, 1, slots]
+        keys = kv[indices.clamp_min(0)[:, 0].long(), 0].float()
+        keys = keys.masked_fill(hidden[:, 0, :, None], 0.0)
+        scores = torch.einsum("qhd,qkd->qhk", q.float(), keys) * sm_scale
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num()
+        return torch.einsum("qhk,qkd->qhd", weights, keys[..., :d_v]).bfloat16(), None, None
+
+    install(monkeypatch, "flash_mla", flash_mla_sparse_fwd=flash_mla_sparse_fwd)
+    case = uniform_case(2, 2, 20, 90, top_k=40)
+    prepared = accept(FlashMla(), case)
+    assert set(seen) == {((4, 64, 576), (4, 1, 40))}
+    assert prepared.allowance == 0
+    fp16 = uniform_case(2, 2, 20, 90, q_dtype="fp16", kv_format="fp16", top_k=40)
+    assert "supported: bf16 over fp8_656, bf16 over bf16" in str(FlashMla().refuses(fp16))
+
+
 def test_what_a_peers_own_rounding_adds_is_allowed():
     case = uniform_case(1, 1, 4, 8)
     off = Accuracy(rel_error=7e-3, worst_row=7e-3, nonfinite=0)
@@ -316,7 +338,7 @@ def test_ours_refuses_with_the_backend_s_reason():
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (uniform_case(1, 1, 16, 64, top_k=32), "sparse"),
+        (uniform_case(1, 1, 16, 64, q_dtype="fp16", kv_format="fp16", top_k=32), "sparse"),
         (uniform_case(1, 1, 16, 64, kv_format="fp8_656"), "dtypes"),
         (replace(CASES[0], features=("sinks",)), "sinks"),
         (replace(CASES[0], batch_invariant=True), "batch_invariant"),

@@ -165,10 +165,11 @@ CUTE: tuple[KernelConfig, ...] = (
     *_in_modes(MODES, masks=("causal",), caches=("e4m3", "fp8_656")),
     # many rows of it; with sinks, draft masks and scales in memory as below
     *keep_ab(KEEP_AB_PERSISTENT.hi_lo_tiles, caches=("e4m3", "fp8_656")),
-    # sparse calls of many heads over eight bits, tokens fetched as they are stored; over 656-byte
+    # sparse calls of many heads, tokens fetched as they are stored; over bf16 and over 656-byte
     # tokens with sinks and scales in memory too
-    *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("fp8_656",)),
+    *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("", "fp8_656")),
     *keep_ab(ROWS_64, (GATHER,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
+    *keep_ab(ROWS_64, (GATHER,), FORMATS[4:]),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *_by_tile(keep_ab(KEEP_AB_PERSISTENT.e4m3_tiles, formats=(EIGHT_BITS, E4M3_OUT))),

@@ -92,6 +92,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "sparse-656": sparse_table.made,
     "sparse-656-h100": sparse_table.on_h100,
+    "sparse-bf16": sparse_table.of_bf16,
     "sparse-power": sparse_table.power,
     "merges": merge_table.made,
     "merge-attempts": merge_table.attempts,

@@ -180,7 +180,7 @@ def costs_of(config: KernelConfig) -> Costs:
     """What a persistent build weighs when its workers find their tiles."""
     mode = mode_of(config)
     if mode == KEEP_AB_PERSISTENT.name and config.option("gather") and config.q_dtype != "e4m3":
-        return COSTS["keep_ab_gather_hi_lo"]
+        return COSTS["keep_ab_gather"]
     return COSTS[mode]
 
 

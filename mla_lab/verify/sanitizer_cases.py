@@ -62,7 +62,7 @@ def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Pr
 
 
 TWO = (300, 129)
-#: keep_ab over tokens of eight bits that are fetched one by one, which "cute" takes in long calls
+#: keep_ab with tokens that are fetched one by one, which "cute" takes in sparse calls of many heads
 GATHER = "cute-keep-ab-gather"
 EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
 RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
@@ -106,7 +106,12 @@ CASES: dict[str, Sample] = {
         (64, 1),
     ),
     "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
-    "sparse, 128 heads": Sample(_uniform(1, (300,), 128, top_k=130), ("lse",)),
+    "sparse, 128 heads": Sample(
+        _uniform(1, (300,), 128, top_k=130), ("lse",), batch_invariant=True
+    ),
+    "sparse bf16, 64 rows": Sample(
+        _uniform(1, (300, 65, 700), 128, top_k=330), ("lse",), backend=GATHER
+    ),
     "sparse 656 bytes, 64 rows": Sample(
         _uniform(1, (300, 65, 700), 128, top_k=330, kv_format="fp8_656"), ("lse",), backend=GATHER
     ),

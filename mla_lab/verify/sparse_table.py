@@ -1,5 +1,6 @@
-"""Table of sparse calls over 656-byte tokens beside FlashMLA: the plain call, and both of our
-kernels that fetch tokens one by one, swap_ab with 16 or 32 rows a tile and keep_ab with 64.
+"""Tables of sparse calls beside FlashMLA, over 656-byte tokens and over bf16: the plain call, and
+both of our kernels that fetch tokens one by one, swap_ab with 16 to 64 rows a tile and keep_ab with
+64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..core.problem import Problem
 from .record import table_of
 
 RECORD = "records/h200_sparse.jsonl"
+BF16 = "records/h200_sparse_bf16.jsonl"
 H100 = "records/h100_sparse.jsonl"
 POWER = "records/h200_sparse_power.jsonl"
 #: peers of the record, by the name of a column
@@ -32,6 +34,11 @@ Figures = dict[tuple[int, int], list[float]]
 def made() -> str:
     """The table of the record in `data/`."""
     return table_of(RECORD, table)
+
+
+def of_bf16() -> str:
+    """The table of the record over bf16 in `data/`."""
+    return table_of(BF16, table)
 
 
 def on_h100() -> str:

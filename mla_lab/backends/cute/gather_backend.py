@@ -1,4 +1,4 @@
-"""`backend="cute-keep-ab-gather"`: tokens of eight bits fetched one by one for 64 rows of heads.
+"""`backend="cute-keep-ab-gather"`: tokens fetched one by one for 64 rows of heads.
 
 "cute" takes this kernel where it is the faster one (`keep_ab_gather`); the name runs it wherever it
 can, for sparse and for dense calls.
@@ -18,7 +18,7 @@ from .device_plan import SelfScheduled
 
 
 class KeepAbGatherBackend(CuteBackend):
-    """MLA decode over eight-bit tokens by keep_ab, each fetched as it is stored."""
+    """MLA decode by keep_ab, each token fetched as it is stored."""
 
     name = "cute-keep-ab-gather"
 

@@ -1,4 +1,5 @@
-"""FlashMLA (github.com/deepseek-ai/FlashMLA) on SM90: dense decode, and sparse over 656 bytes."""
+"""FlashMLA (github.com/deepseek-ai/FlashMLA) on SM90: dense decode, and sparse over 656 bytes and
+bf16."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_querie
 PAGE_SIZE = 64
 #: heads that its sparse kernels take; a query of fewer is padded with zeros
 SPARSE_HEADS = (64, 128)
+#: query and cache of its sparse kernels
+SPARSE_FORMATS = (("bf16", "fp8_656"), ("bf16", "bf16"))
 #: relative error that its sparse kernels have beyond that of torch: they round scales to bf16, and
 #: their products with bf16 numbers again
 ROUNDED_SCALES = 4e-3
 
 
 class FlashMla(PeerBase):
-    """`flash_mla_with_kvcache`; the scheduler's metadata is the plan of a step."""
+    """`flash_mla_with_kvcache`; the scheduler's metadata is the plan of a step. Sparse over bf16
+    `flash_mla_sparse_fwd`, which has none."""
 
     module = "flash_mla"
     name = "flashmla"
@@ -41,9 +45,12 @@ class FlashMla(PeerBase):
         """As `Peer.prepare`. The first call of a metadata object fills it."""
         import flash_mla
 
+        problem = rotation.case.problem
+        if problem.top_k and problem.kv_format == "bf16":
+            return Prepared(tuple(_sparse_launch(copy) for copy in rotation.copies))
         shared = flash_mla.get_mla_metadata()[0]
         _launch(rotation.copies[0], shared)()
-        sparse = rotation.case.problem.top_k > 0
+        sparse = problem.top_k > 0
         return Prepared(
             tuple(_launch(copy, shared) for copy in rotation.copies),
             planned_launches=tuple(_launch(copy, None) for copy in rotation.copies),
@@ -55,14 +62,39 @@ class FlashMla(PeerBase):
 def _refuse_sparse(case: Case) -> str | None:
     problem = case.problem
     formats = (problem.q_dtype, problem.kv_format)
-    if formats != ("bf16", "fp8_656"):
-        return f"sparse: got {formats[0]} over {formats[1]}, supported: bf16 over fp8_656"
+    if formats not in SPARSE_FORMATS:
+        taken = ", ".join(f"{query} over {cache}" for query, cache in SPARSE_FORMATS)
+        return f"sparse: got {formats[0]} over {formats[1]}, supported: {taken}"
     if problem.heads > max(SPARSE_HEADS):
         return f"heads: got {problem.heads}, supported: up to {max(SPARSE_HEADS)}"
     beyond = sorted(set(case.features) - {"lse"})
     if beyond or case.batch_invariant:
         return f"features: got {', '.join(beyond) or 'batch_invariant'}, supported: none of them"
     return None
+
+
+def _padded(query: Tensor) -> Tensor:
+    """A query [..., heads, head_dim] of as many heads as a sparse kernel takes."""
+    heads = query.shape[-2]
+    return pad(query, (0, 0, 0, min(n for n in SPARSE_HEADS if n >= heads) - heads))
+
+
+def _sparse_launch(copy: DecodeInputs) -> Launch:
+    """Over bf16 tokens, each query token with a list of its own."""
+    import flash_mla
+
+    heads, head_dim = copy.problem.heads, copy.problem.head_dim
+    query = _padded(copy.query.reshape(-1, heads, head_dim))
+    tokens = copy.kv_cache.reshape(-1, 1, head_dim)
+    indices = copy.block_tables.reshape(len(query), 1, -1).contiguous()
+
+    def launch() -> Tensor:
+        out: Tensor = flash_mla.flash_mla_sparse_fwd(
+            query, tokens, indices, copy.bmm1_scale, copy.problem.latent_dim
+        )[0]
+        return out[:, :heads]
+
+    return launch
 
 
 def _launch(copy: DecodeInputs, metadata: object | None) -> Launch:
@@ -77,8 +109,7 @@ def _launch(copy: DecodeInputs, metadata: object | None) -> Launch:
     table: Tensor | None = copy.block_tables
     lengths: Tensor | None = copy.seq_lens
     if problem.top_k:
-        taken = min(n for n in SPARSE_HEADS if n >= heads)
-        query = pad(query, (0, 0, 0, taken - heads))
+        query = _padded(query)
         kv_cache = kv_cache.view(torch.uint8)
         indices = copy.block_tables.reshape(problem.batch, problem.q_lens[0], -1)
         named |= {"is_fp8_kvcache": True, "indices": indices}

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ... import backends
 from ...api import decode
 from ...call.decode_args import native_args
 from ...core.errors import unsupported
+from ...plan.config import KernelConfig
 from ...reference.inputs import DecodeInputs
 from ..rotation import Rotation
 from .base import PeerBase, Prepared
@@ -44,7 +46,7 @@ class Plain(PeerBase):
         bounded = {"seq_lens": lengths} | self._bound(rotation.copies[0])
         copies = [replace(copy, **bounded) for copy in rotation.copies]
         arguments = native_arguments(copies[0], rotation.case.batch_invariant)
-        _, runner = decode.prepare(native_args(**arguments))
+        call, runner = decode.prepare(native_args(**arguments))
         if rotation.device.type == "cuda" and runner.name == "torch":
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
 
@@ -61,6 +63,11 @@ class Plain(PeerBase):
             native_launch(replace(copy, seq_lens=shorter), rotation.case) for copy in copies
         )
         notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
+        gpu = backends.gpu_of(rotation.device)
+        if gpu is not None and runner.name == "cute":
+            config: KernelConfig | None = getattr(runner.plan(call, gpu), "config", None)
+            if config is not None:
+                notes |= {"kernel": config.name(), "tile_rows": config.tile_rows}
         return Prepared(launches, captured=captured, other_lengths=other, notes=notes)
 
     def _bound(self, copy: DecodeInputs) -> dict[str, Any]:

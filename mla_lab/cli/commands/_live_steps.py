@@ -32,6 +32,7 @@ SPARSE = (
     "bench run RECORD --kv-len 32768 --formats bf16:fp8_656 --rounds 7 --quick "
     "--peers mla-lab-plain,mla-lab-cute-gathered,mla-lab-cute-keep-ab-gather,flashmla"
 )
+SPARSE_BF16 = SPARSE.replace("bf16:fp8_656", "bf16")
 CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64,128"
 #: record -> commands that make it, one after the other; RECORD is where, LENGTHS are the mean
 #: lengths of the samples that the record then has
@@ -72,6 +73,11 @@ COMMANDS = {
         f"{SPARSE} --batch 4,16,64,128 --heads 32,64,128 --top-k 1024 --no-ceilings",
         f"{SPARSE} --batch 4,16,64,128 --heads 32,64,128 --top-k 512 --no-ceilings",
     ],
+    "h200_sparse_bf16": [
+        f"{SPARSE_BF16} --batch 1,4,16,64,128 --heads 16,32,64,128 --top-k 2048",
+        f"{SPARSE_BF16} --batch 4,64 --heads 128 --q-len 2 --top-k 2048 --no-ceilings",
+        f"{SPARSE_BF16} --batch 4,64 --heads 64,128 --top-k 512 --no-ceilings",
+    ],
     "h200_sparse_power": [
         f"{SPARSE} --batch 64,128 --heads 64,128 --top-k 2048 --power --no-ceilings"
     ],
@@ -100,7 +106,7 @@ COMMANDS = {
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: records of sparse calls
-SPARSE_RECORDS = ("h200_sparse", "h200_sparse_power")
+SPARSE_RECORDS = ("h200_sparse", "h200_sparse_bf16", "h200_sparse_power")
 #: records of the samples
 TRACED = (PLAIN_TRACES, UNIFORM, PLANNED_TRACES)
 #: record -> module that makes it, given where
@@ -296,7 +302,7 @@ STEPS = (
     ),
     _measuring(
         "sparse",
-        "sparse calls over 656-byte tokens beside FlashMLA, and their power",
+        "sparse calls over 656-byte and bf16 tokens beside FlashMLA, and their power",
         *SPARSE_RECORDS,
     ),
     _measuring(

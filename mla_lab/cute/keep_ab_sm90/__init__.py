@@ -5,6 +5,8 @@
     fp8                   an 8-bit cache: the same roles, with O^T as accumulator
     tile_scheduler        the worker's tiles, from the schedule into shared memory
     producer              Q and KV tiles into the ring, by warp 0
+    producer_gather       tokens fetched one by one in place of tiles, by all PV warps
+    token_fetch           where a token lies, and its copies; of `fp8.producer_gather` too
     mainloop_qk_softmax   S = Q K^T, softmax, P: one warp group
     mainloop_pv           O += P V: two warp groups; then the epilogue
     params                static configuration, shared memory
@@ -15,9 +17,9 @@
 Options off by default, each a build of its own because the QK-softmax warp group has no register to
 spare: `features` (sinks), `scales` (in memory), the mask "tree", `skip` (skip-softmax, 64 rows
 only). Their operands come as one tuple before the stream; with `skip` its factor is the last one.
-The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one
-(`fp8.producer_gather`); a `dual` build takes one request, a short one by swap_ab; one with `pieces`
-takes batch-invariant calls (`plan.fixed_pieces`).
+The option `stages` changes the number of KV stages; with `gather` tokens are fetched one by one; a
+`dual` build takes one request, a short one by swap_ab; one with `pieces` takes batch-invariant
+calls (`plan.fixed_pieces`).
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from ..registry import CuteEntry
 from ..rows_on_m.params import ELEMENTS, SHARED_BYTES
 from ..rows_on_m.profile import CTA_EVENTS
 from .dual import CAUSAL, ONE_TOKEN
-from .fp8.params import PAGED, SPARSE, Fp8Config, fp8_facts
+from .fp8.params import Fp8Config, fp8_facts
 from .kernel import KeepAB
-from .params import Config
+from .params import PAGED, SPARSE, Config
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: of 16 bits
@@ -92,13 +94,12 @@ def check_pieces(config: KernelConfig) -> None:
 
 def check_gathered(config: KernelConfig) -> None:
     """Raises Unsupported for what is not compiled where tokens are fetched one by one."""
-    if config.kv_format not in FP8_CACHES:
-        raise unsupported("kv_format", f"{config.kv_format} with gather", FP8_CACHES)
     if config.option("gather") not in (PAGED, SPARSE):
         raise unsupported("gather", config.option("gather"), (PAGED, SPARSE))
     if config.cluster == 2:
         raise unsupported("cluster", "2 with gather", "1: each CTA fetches its own tokens")
-    if config.mask == "tree" or config.option("stamps"):
+    others = [name for name in ("dual", "pieces", "skip", "stamps") if config.option(name)]
+    if config.mask == "tree" or others:
         got = f"mask {config.mask!r}, {config.options} with gather"
         raise unsupported("options", got, "features, scales, stages")
 
@@ -126,6 +127,7 @@ def static_facts(config: KernelConfig) -> Config:
         tree=int(tree),
         skip=config.option("skip"),
         dual=config.option("dual"),
+        gather=config.option("gather"),
         pieces=config.option("pieces"),
         **own,
     )

@@ -4,7 +4,8 @@
 Roles (384 threads)
     warps 0-3, 4-7   PV warp groups           O[64 x 256] += P V each; warp 0 is the producer warp
                                               as well: Q, then KV tiles of 64 tokens, into a ring
-                                              of three stages
+                                              of three stages; option `gather`: all eight warps
+                                              fetch tokens into it (`producer_gather`)
     warps 8-11       QK-softmax warp group    S = Q K^T with Q in registers, softmax, P
 
 Shared memory: three KV stages of 73,728 B (Q enters through stage 0, once per work tile), Q's rope
@@ -18,7 +19,8 @@ rows'; no barrier of the warp group stands between.
 
 mbarriers                                   arrivals per phase
     kv_pipe.full[stage, chunk]  KV columns  1 + bytes of three 64-column boxes; with `by_rows` all
-                                            bytes of a tile count on chunk 0
+                                            bytes of a tile count on chunk 0; with `gather` two
+                                            chunks, see `producer_gather`
     kv_pipe.empty[stage]        stage free  8 PV warps of each CTA in the cluster
                                             (for Q: the 4 QK-softmax warps, twice)
     p_pipe.full[stage]   P(t) is stored, and QK(t + 1) all but done: 128 QK-softmax threads
@@ -37,7 +39,8 @@ Named barriers            threads  what it orders
                                    in global memory is raised; the counter's last arrival, before
                                    partials are read; row values of a piece, before the sum of its
                                    item; reads of a record, before warp 0 replaces it,
-                                   and that, before it is read; copies and weights, before the sums
+                                   and that, before it is read; copies and weights, before the sums.
+                                   With `gather` a record, before all PV warps read it
 
 Pipelines
     producer -> QK-softmax, PV     kv_pipe: the ring, KV tiles two ahead
@@ -77,7 +80,8 @@ from ..rows_on_m.params import BLOCK, BOXES, HEAD, RECORD_WORDS, RECORDS, Cta
 from ..split_merge.keep_ab_cooperative import merge_all
 from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
-from .params import KV_CHUNKS, STAGE, SWIZZLE_ROWS, Config, Mmas, Shared, cache_load, query_load
+from .params import STAGE, SWIZZLE_ROWS, Config, Mmas, Shared, cache_load, query_load
+from .producer_gather import ARRIVALS
 
 THREADS = 384
 #: registers per thread by role, of 168 at the launch
@@ -101,7 +105,8 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
             element, layout.outer, byte_alignment=1024, swizzle=layout.inner
         )
 
-    full = alloc.allocate_array(Int64, stages * (len(KV_CHUNKS) + 3) + 1)
+    full = alloc.allocate_array(Int64, stages * (len(cfg.kv_chunks) + 3) + 1)
+    valid = array(Int32, (2, stages), 8) if const_expr(cfg.gather) else None
     records = array(Int32, (RECORD_WORDS, RECORDS), 8)
     rescale = array(Uint8, (BLOCK, stages), 64, (1, BLOCK))
     row_sum, row_max = array(Float32, BLOCK, 64), array(Float32, BLOCK, 64)
@@ -114,7 +119,7 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
             stride=((1, cfg.box_stride), (64, cfg.rows_stride), STAGE),
         ),
     )
-    empty = full + stages * len(KV_CHUNKS)
+    empty = full + stages * len(cfg.kv_chunks)
     p_full = empty + stages
     p_empty = p_full + stages
     return Shared(
@@ -122,6 +127,7 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
         Pipeline(MBarriers(full), MBarriers(empty)),
         Pipeline(MBarriers(p_full), MBarriers(p_empty)),
         MBarriers(p_empty + stages),
+        valid,
     )  # fmt: skip
 
 
@@ -129,8 +135,8 @@ def allocate(cfg: cutlass.Constexpr[Config], kv_layout, box_layout, last_layout)
 def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
     """Arrivals per phase as in the table above."""
     with cute.arch.elect_one():
-        for i in cutlass.range_constexpr(cfg.stages * len(KV_CHUNKS)):
-            s.kv_pipe.full.init(i, 1)
+        for i in cutlass.range_constexpr(cfg.stages * len(cfg.kv_chunks)):
+            s.kv_pipe.full.init(i, ARRIVALS[i % 2] if const_expr(cfg.gather) else 1)
         for i in cutlass.range_constexpr(cfg.stages):
             s.kv_pipe.empty.init(i, 8 * cfg.cluster)
             s.p_pipe.full.init(i, 128)
@@ -180,6 +186,16 @@ def operands(cfg: cutlass.Constexpr[Config], q: cute.Tensor, kv: cute.Tensor):
         q.iterator,
         cute.make_layout((cute.size(q.shape[:-1]), (64, BOXES)), stride=(HEAD, (1, 64))),
     )
+    q_boxes = BOXES // cfg.chunks
+    q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
+    q_tile = (cfg.query_rows, (64, q_boxes))
+    maps = cpasync.make_tiled_tma_atom(query_load(), q_view, q_box, q_tile)
+    cache = (None, None) if const_expr(cfg.gather) else cache_map(cfg, kv, atom)
+    return mma, (*maps, *cache), (kv_layout, box_layout, last_layout)
+
+
+def cache_map(cfg: Config, kv: cute.Tensor, atom):
+    """The tensor map of the cache and its view."""
     eights = (SWIZZLE_ROWS, cfg.page_size // SWIZZLE_ROWS)
     kv_view = cute.make_tensor(
         kv.iterator,
@@ -192,10 +208,7 @@ def operands(cfg: cutlass.Constexpr[Config], q: cute.Tensor, kv: cute.Tensor):
             ),
         ),
     )
-    q_boxes, boxes = BOXES // cfg.chunks, cfg.boxes_per_copy
-    q_box = cute.tile_to_shape(atom, (cfg.query_rows, 64 * q_boxes), cfg.order[:2])
+    boxes = cfg.boxes_per_copy
     kv_box = cute.tile_to_shape(atom, (cfg.box_rows, 64 * boxes), cfg.order[:2])
-    q_tile, kv_tile = (cfg.query_rows, (64, q_boxes)), (cfg.kv_rows, (64, boxes))
-    tma_q, q_coords = cpasync.make_tiled_tma_atom(query_load(), q_view, q_box, q_tile)
-    tma_kv, kv_coords = cpasync.make_tiled_tma_atom(cache_load(cfg), kv_view, kv_box, kv_tile)
-    return mma, (tma_q, q_coords, tma_kv, kv_coords), (kv_layout, box_layout, last_layout)
+    kv_tile = (cfg.kv_rows, (64, boxes))
+    return cpasync.make_tiled_tma_atom(cache_load(cfg), kv_view, kv_box, kv_tile)

@@ -16,7 +16,7 @@ from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
 from ..rows_on_m.epilogue_store import store_lse, store_rows
 from ..rows_on_m.mask import rows_of
-from ..rows_on_m.params import BLOCK, LATENT, Cta
+from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta
 from ..rows_on_m.profile import profile_event, profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work, record
 from ..split_merge.keep_ab_cooperative import count_partial, merge_share, own_strips
@@ -124,6 +124,12 @@ def pv_tile(cta: Cta, f: Fragments, row, stage, index, block, count):
     profile_tile(cfg, g, count - block, "PV done, ns")
 
 
+def is_producer(cta: Cta):
+    """True in a warp that fills the ring: warp 0, or all where tokens are fetched one by one."""
+    warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32)
+    return warp < 8 if cta.cfg.gather else warp == 0
+
+
 @cute.jit
 def produce_ahead(cta: Cta, load: ProducerState, index, lane) -> ProducerState:
     """The record of the next work tile, and the stage that Q has released; before the first work
@@ -131,7 +137,12 @@ def produce_ahead(cta: Cta, load: ProducerState, index, lane) -> ProducerState:
     cfg, plan = cta.cfg, cta.plan
     for step in cutlass.range(pick(index == plan.first, Int32(0), Int32(1)), 2, unroll=1):
         if (step == 1) & (index + 1 < plan.last):
-            record(cfg, cta.g, cta.s, plan, index + 1, cta.rank)
+            if const_expr(cfg.gather):
+                if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+                    record(cfg, cta.g, cta.s, plan, index + 1, cta.rank)
+                PV_BARRIER.sync()  # all warps read it
+            else:
+                record(cfg, cta.g, cta.s, plan, index + 1, cta.rank)
         for _ in cutlass.range(pick(step == 0, Int32(cfg.stages), Int32(1)), unroll=1):
             load = fill_next_stage(cta, load, lane)
     return load
@@ -156,11 +167,13 @@ def attend(
     piece `piece`. Returns the producer's state, the phases, the next stage."""
     cfg, g, s = cta.cfg, cta.g, cta.s
     lane = cute.arch.lane_idx()
-    produces = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) == 0
+    produces = is_producer(cta)
     block, count = Int32(0), Int32(1)
     while block < count:
         stage = cute.arch.make_warp_uniform(stage)
         s.p_pipe.consumer_wait(phases.state(stage))
+        if const_expr(cfg.gather):  # of V, as QK's warp group does of K
+            cute.arch.fence_view_async_shared()
         phases = phases.flip(stage)
         if block == 0:  # read before the loop, the count would cost the softmax registers
             work = read_work(g, s, index)
@@ -171,7 +184,7 @@ def attend(
         pv_tile(cta, f, row, stage, index, block, count)
         release_kv(cta, stage, lane)
         if produces:
-            load = fill_next_stage(cta, load, lane)
+            load = fill_next_stage(cta, load, lane, True)
         block = block + 1
         stage = stage + 1
         if stage == cfg.stages:
@@ -183,7 +196,7 @@ def attend(
 def pass_over(cta: Cta, load: ProducerState, stage, lane) -> ProducerState:
     """The stages that the ring passes over behind a work tile, so that the next Q enters stage 0.
     Returns the producer's state."""
-    produces = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // 32) == 0
+    produces = is_producer(cta)
     if produces & (stage > 0):
         for _ in cutlass.range(cta.cfg.stages - stage, unroll=1):
             load = fill_next_stage(cta, load, lane)
@@ -239,7 +252,7 @@ def mainloop_pv(cta: Cta):
     f = make_fragments(cta, wg)
     phases = StagePhases(Int32(0))
     first, last = cta.plan.first, cta.plan.last
-    produces = cute.arch.make_warp_uniform(tid // 32) == 0
+    produces = is_producer(cta)
     load = start_producer(cfg.stages, first)
     s.stats_read.arrive(0)
     if const_expr(cfg.pieces):

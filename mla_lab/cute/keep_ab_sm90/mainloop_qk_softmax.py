@@ -27,11 +27,18 @@ from ..common.ptx_sm90 import (
     ptx,
     stmatrix_x4,
 )
-from ..rows_on_m.mask import apply_mask, first_row, mask_free_until, rows_of
+from ..rows_on_m.mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
 from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work
-from .params import KV_CHUNKS, Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
+from .params import (
+    Q_STEPS_IN_REGISTERS,
+    QK_SOFTMAX_BARRIER,
+    ROPE_BOX,
+    SKIPPED,
+    SPARSE,
+    STAGE,
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +159,13 @@ def issue_qk(cta: Cta, f: Fragments, stage, phase, pending: int):
     rs.set(warpgroup.Field.ACCUMULATE, False)
     ss = cute.make_mma_atom(cta.mma.qk.op)
     ss.set(warpgroup.Field.ACCUMULATE, True)
-    tSrK = keys_of(cta, stage)
+    tSrK, chunks = keys_of(cta, stage), cta.cfg.kv_chunks
     warpgroup.fence()
-    for chunk, (first, last) in enumerate(KV_CHUNKS):
-        cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS)).wait(chunk, phase)
+    for chunk, (first, last) in enumerate(chunks):
+        cta.s.kv_pipe.full.offset(stage * len(chunks)).wait(chunk, phase)
+        if cta.cfg.gather:
+            # tokens were not written through the async proxy, which MMAs read through
+            cute.arch.fence_view_async_shared()
         for k in range(4 * first, 4 * last):
             if pending and k == 36 - pending:
                 warpgroup.commit_group()
@@ -168,6 +178,29 @@ def issue_qk(cta: Cta, f: Fragments, stage, phase, pending: int):
             else:
                 cute.gemm(ss, f.tSrS, f.tSrQ_rope[None, None, k - 32], keys, f.tSrS)
     warpgroup.commit_group()
+
+
+def load_valid(cta: Cta, stage, exists: Any = 1):
+    """Both words of bits of the tile in a stage, if it `exists`, else 0; loaded where this
+    stands."""
+    return ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
+        "@p ld.shared.v2.b32 { {$w0}, {$w1} }, [{$r0}]; }",
+        Int32(cta.s.valid.iterator.toint()) + 8 * stage,
+        Int32(exists),
+        out=[Int32] * 2,
+    )
+
+
+def mask_scores(
+    cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left, valid: Any = None
+):
+    """Mask the scores of a tile, `tiles_left` before the end of its work tile: by the bits of its
+    stage where slots may be empty, in `valid` if they are loaded."""
+    if cta.cfg.gather == SPARSE:
+        apply_valid(scores, list(load_valid(cta, stage) if valid is None else valid))
+    else:
+        apply_mask(cta, scores, tile.index, tile.mask_free, tiles_left)
 
 
 def two_to_minus(exponent):
@@ -375,7 +408,7 @@ def make_fragments(cta: Cta) -> Fragments:
 def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, phases: StagePhases):
     """Q to registers, new row state. Returns the context, the number of KV tiles, the phases."""
     s = cta.s
-    for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
+    for chunk in cutlass.range_constexpr(len(cta.cfg.kv_chunks)):
         s.kv_pipe.full.wait(chunk, phases.bits & 1)
     work = read_work(cta.g, s, index)
     load_q_fragments(cta, f)
@@ -404,7 +437,7 @@ def qk_then_softmax(
         cta.s.p_pipe.producer_commit(previous)
     warpgroup.wait_group(0)
     profile_tile(cta.cfg, cta.g, tiles_left, "QK done")
-    apply_mask(cta, f.tSrS, tile.index, tile.mask_free, tiles_left)
+    mask_scores(cta, f.tSrS, tile, stage, tiles_left)
     softmax_to_p(cta, f, rows, tile, stage)
     cute.arch.fence_view_async_shared()
     profile_tile(cta.cfg, cta.g, tiles_left, "P stored")
@@ -418,7 +451,9 @@ def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases
     of a piece ahead of others."""
     work = read_work(cta.g, cta.s, index)  # held through the loop, it would take registers
     thread = fresh_thread() & 127
-    if const_expr(is_last is True):
+    if const_expr(cta.cfg.gather):
+        pass  # missing tokens have arrived as zeros
+    elif const_expr(is_last is True):
         zero_v_tail(cta, stage, work, thread)
     else:
         if is_last:

@@ -16,8 +16,10 @@ from ..rows_on_m.params import Config as SharedConfig
 
 #: the box of a KV tile that holds the 64 rope columns
 ROPE_BOX = 8
-#: boxes that complete one full barrier together: three full barriers per stage
+#: boxes that complete one full barrier together: three full barriers per stage, or two where tokens
+#: are fetched one by one
 KV_CHUNKS = ((0, 3), (3, 6), (6, 9))
+FETCHED_CHUNKS = ((0, 4), (4, 9))
 #: elements of one stage and of one 64 x 64 box
 STAGE = BLOCK * HEAD
 BOX = BLOCK * 64
@@ -28,6 +30,8 @@ SWIZZLE_ROWS = 8
 Q_STEPS_IN_REGISTERS = 31
 #: value of `rescale_log2` of a tile whose PV is skipped
 SKIPPED = 255
+#: how a token is found where tokens are fetched one by one
+PAGED, SPARSE = 1, 2
 
 #: see the table in `kernel_bf16`
 QK_SOFTMAX_BARRIER = NamedBarrier(1, 128)
@@ -43,11 +47,18 @@ class Config(SharedConfig):
     rescale_log2: float = 8.0
     #: k-steps of the next tile's QK that may be unfinished when PV of a tile starts
     qk_steps_pending: int = 8
+    #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: tiles by TMA
+    gather: int = 0
 
     @property
     def fetches_tokens(self) -> bool:
         """Tokens are fetched one by one: pages of any size, no tensor map of the cache."""
-        return False
+        return self.gather != 0
+
+    @property
+    def kv_chunks(self) -> tuple[tuple[int, int], ...]:
+        """Boxes that complete one full barrier together, in the order of QK's k-steps."""
+        return FETCHED_CHUNKS if self.gather else KV_CHUNKS
 
     @property
     def element(self) -> type[cutlass.Numeric]:
@@ -147,9 +158,10 @@ class Shared:
     records: cute.Tensor  # int32 (14, 3): `Work` and the pages of its first tile, by index % 3
     sRowSum: cute.Tensor  # fp32 (64)
     sRowMax: cute.Tensor  # fp32 (64), base-2 units
-    kv_pipe: Pipeline  # full[stage * 3 + chunk], empty[stage]
+    kv_pipe: Pipeline  # full[stage * len(kv_chunks) + chunk], empty[stage]
     p_pipe: Pipeline  # full: P and rescale exponents; empty: the exponents have been read
     stats_read: MBarriers  # row sums and row maxes have been read
+    valid: Any = None  # gather: int32 (2, stage): bit t of word h says that token 32 h + t is there
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The producer warp of the bf16 kernel: it fills the KV ring, one stage per call.
+"""The producer of the bf16 kernel: it fills the KV ring, one stage per call.
 
 For each work tile, Q passes through stage 0 once (64 rows of this CTA), then KV tiles follow
 through stages 1, 2, 0, ... In a cluster of two, the CTAs alternate over the column chunks of a tile
@@ -6,7 +6,8 @@ and multicast each to both, so that KV crosses the L2 once for 128 rows.
 
 No warp is left for this role alone: 64 x 256 accumulators take 160 registers of eight warps, Q in
 registers 184 of four, which is the register file. So warp 0 of the PV warp groups calls
-`fill_next_stage` after each PV, when the stage of that tile has just been released.
+`fill_next_stage` after each PV, when the stage of that tile has just been released; all of their
+warps do where tokens are fetched one by one (`producer_gather`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import cutlass.cute as cute
 from cutlass import Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from ..common.pipeline import StagePhases
+from ..common.pipeline import LazyState, StagePhases
 from ..common.ptx_sm90 import EVICT_FIRST
-from ..rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, NO_PAGE, RECORDS, Cta
+from ..rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, NO_PAGE, RECORDS, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import first_pages, read_work
 from .params import BOX, KV_CHUNKS, STAGE, SWIZZLE_ROWS
+from .producer_gather import arrive_with_query, entry_of_block, fetch_tile
 
 #: what the next stage is for: a KV tile, a query, or nothing until the ring is back at stage 0
 KV, QUERY, NOTHING = 0, 1, 2
@@ -37,7 +39,7 @@ class ProducerState:
     kind: Int32
     block: Int32  # KV tile
     end: Int32
-    page: Int32  # lane i: page id i of KV tile `block`
+    page: Int32  # lane i: page id i of KV tile `block`; gather: table entry of its own token
     stage: Int32
     phases: StagePhases  # of kv_pipe.empty
 
@@ -55,11 +57,13 @@ def expect_tile(cta: Cta, stage):
     """Expect the bytes of a 64-row tile, chunk by chunk; with `by_rows` all on the first chunk."""
     cfg = cta.cfg
     if cute.arch.lane_idx() == 0:  # the lane that has written the record
-        for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
-            first, last = KV_CHUNKS[chunk]
-            boxes = (last - first) * (chunk < cfg.chunks) * (len(KV_CHUNKS) // cfg.chunks)
-            full = cta.s.kv_pipe.full.offset(stage * len(KV_CHUNKS))
-            full.arrive_expect_tx(chunk, boxes * BOX * 2)
+        full = cta.s.kv_pipe.full.offset(stage * len(cfg.kv_chunks))
+        if const_expr(cfg.gather):  # of the query
+            full.arrive_expect_tx(1, BOXES * BOX * 2)
+        else:
+            for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
+                boxes = BOXES // cfg.chunks * (chunk < cfg.chunks)
+                full.arrive_expect_tx(chunk, boxes * BOX * 2)
 
 
 def box_tensor(cta: Cta, rows, boxes):
@@ -101,7 +105,8 @@ def load_query(cta: Cta, index):
     for chunk in cutlass.range_constexpr(cfg.chunks):
         for part in cutlass.range(BLOCK // rows, unroll=1):
             source, target = tQgQ[None, part, chunk], tQsQ[None, 0, chunk, part]
-            cute.copy(g.tma_q, source, target, tma_bar_ptr=cta.s.kv_pipe.full.at(chunk))
+            barrier = cta.s.kv_pipe.full.at(1 if const_expr(cfg.gather) else chunk)
+            cute.copy(g.tma_q, source, target, tma_bar_ptr=barrier)
 
 
 def copy_kv(cta: Cta, source, target, barrier) -> None:
@@ -149,8 +154,47 @@ def valid_pages(cta: Cta, work, block, page, lane):
 
 
 @cute.jit
-def fill_next_stage(cta: Cta, state: ProducerState, lane):
-    """Fill the next stage of the ring, or pass over it where a work tile ends inside a pass.
+def fill_with_query(cta: Cta, work: Work, index, lane):
+    """The query of work tile `index` into stage 0. Returns the `page` of its first KV tile."""
+    page = Int32(0)
+    if const_expr(cta.cfg.gather):
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            load_query(cta, index)
+        arrive_with_query(cta)
+        page = entry_of_block(cta, work, work.begin)
+    else:
+        load_query(cta, index)
+        page = cta.s.records[FIRST_PAGE + lane % 4, index % RECORDS]
+    return page
+
+
+@cute.jit
+def fill_with_tile(cta: Cta, work: Work, state: ProducerState, at: LazyState, lane, behind_pv):
+    """KV tile `state.block` of a work tile into the stage of `at`."""
+    cfg, g, block = cta.cfg, cta.g, state.block
+    if const_expr(cfg.gather):
+        fetch_tile(cta, work, block, state.page, at, behind_pv)
+    else:
+        pages = valid_pages(cta, work, block, state.page, lane)
+        profile_tile(cfg, g, state.end - block, "load: stage free")
+        load_tile(cta, block, at.index, pages)
+        profile_tile(cfg, g, state.end - block, "load: issued")
+
+
+def pages_of(cta: Cta, work: Work, block, lane):
+    """`ProducerState.page` of a KV tile."""
+    if cta.cfg.gather:
+        return entry_of_block(cta, work, block)
+    return first_pages(cta.cfg, cta.g, work.request, block, lane)
+
+
+@cute.jit
+def fill_next_stage(
+    cta: Cta, state: ProducerState, lane, behind_pv: cutlass.Constexpr[bool] = False
+):
+    """Fill the next stage of the ring, or pass over it where a work tile ends inside a pass; by
+    warp 0, or by all PV warps where tokens are fetched one by one (`producer_gather`). `behind_pv`:
+    it is the stage whose PV this warp has just done.
 
     The record of a work tile is written before its query is loaded.
     """
@@ -160,24 +204,23 @@ def fill_next_stage(cta: Cta, state: ProducerState, lane):
     if index < cta.plan.last:
         if kind != NOTHING:
             work = read_work(g, s, index)
-            s.kv_pipe.producer_acquire(phases.state(stage))
+            at = phases.state(stage)
+            waits = not (behind_pv and cfg.gather)
+            if waits | (kind == QUERY):
+                s.kv_pipe.producer_acquire(at)
             phases = phases.flip(stage)
             if kind == QUERY:
-                load_query(cta, index)
+                page = fill_with_query(cta, work, index, lane)
                 kind = Int32(KV)
                 block, end = work.begin, work.end
-                page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
             else:
-                pages = valid_pages(cta, work, block, page, lane)
-                profile_tile(cfg, g, end - block, "load: stage free")
-                load_tile(cta, block, stage, pages)
-                profile_tile(cfg, g, end - block, "load: issued")
+                fill_with_tile(cta, work, state, at, lane, behind_pv)
                 block = block + 1
                 if block == end:
                     kind = Int32(NOTHING)
                 else:
                     # used only for the next stage, so the load latency is hidden
-                    page = first_pages(cfg, g, work.request, block, lane)
+                    page = pages_of(cta, work, block, lane)
         stage = stage + 1
         if stage == cfg.stages:
             stage = Int32(0)

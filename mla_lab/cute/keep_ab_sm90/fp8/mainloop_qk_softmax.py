@@ -24,13 +24,14 @@ from ...common.feature_operands import orient_scores, with_scales
 from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
-from ...rows_on_m.mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
+from ...rows_on_m.mask import first_row, mask_free_until, rows_of
 from ...rows_on_m.params import Cta, Work
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import (
     RowState,
     TileContext,
+    mask_scores,
     start_rows,
     stmatrix_swizzled,
     store_row_stats,
@@ -40,7 +41,6 @@ from ..mainloop_qk_softmax import (
 )
 from ..params import BOX, ROPE_BOX
 from .p_exchange_2cta import own_rows
-from .params import SPARSE
 
 #: words of weights per thread
 WORDS = 8
@@ -201,31 +201,6 @@ def add_row_sums(p, rows: RowState):
         sums = [sum_word(p[2 * i + h]) for i in range(4)]
         total = add_f16x2(add_f16x2(sums[0], sums[1]), add_f16x2(sums[2], sums[3]))
         rows.row_sum[h] = rows.row_sum[h] + sum_f16x2(total)
-
-
-def load_valid(cta: Cta, stage, exists: Any = 1):
-    """Both words of bits of the tile in a stage, if it `exists`, else 0; loaded where this
-    stands."""
-    return ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
-        "@p ld.shared.v2.b32 { {$w0}, {$w1} }, [{$r0}]; }",
-        Int32(cta.s.valid.iterator.toint()) + 8 * stage,
-        Int32(exists),
-        out=[Int32] * 2,
-    )
-
-
-@cute.jit
-def mask_scores(
-    cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left, valid: Any = None
-):
-    """Mask the scores of a tile, `tiles_left` before the end of its work tile: by the bits of its
-    stage where slots may be empty, in `valid` if they are loaded."""
-    if const_expr(cta.cfg.gather == SPARSE):
-        words = load_valid(cta, stage) if const_expr(valid is None) else valid
-        apply_valid(scores, list(words))
-    else:
-        apply_mask(cta, scores, tile.index, tile.mask_free, tiles_left)
 
 
 def start_qk(cta: Cta, state: PipelineState, ready: Any = False):

@@ -20,11 +20,11 @@ from ...common.ptx_sm90 import float_bits, fresh_thread, pack2, stmatrix_x4
 from ...rows_on_m.mask import first_row, rows_of
 from ...rows_on_m.params import Cta
 from ..mainloop_qk_softmax import RowState, store_row_values, thread_row_max
-from ..params import BOX, ROPE_BOX
+from ..params import BOX, ROPE_BOX, SPARSE
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows
-from .params import P_STAGE, SPARSE, WEIGHT_LOG2
+from .params import P_STAGE, WEIGHT_LOG2
 
 #: a bit that fp16 weights of 2 and more, infinity and NaN have, in both halves of a word
 TWO = 0x40004000

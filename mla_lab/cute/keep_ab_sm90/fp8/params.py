@@ -37,7 +37,7 @@ from ...common.barriers import MBarriers
 from ...common.kv_656 import SCALE_GROUPS
 from ...common.pipeline import Pipeline
 from ...rows_on_m.params import BLOCK, BOXES, RECORD_WORDS, RECORDS
-from ..params import BOX, ROPE_BOX, Config
+from ..params import BOX, ROPE_BOX, SPARSE, Config
 
 #: stages that a bf16 query passes through, once per work tile, and its boxes: 64 rows by 32
 #: columns, one k-step, each as large as a box of the cache
@@ -48,8 +48,7 @@ P_STAGES, P_STAGE = 2, 2 * BLOCK * BLOCK * 2
 ROPE, SCALES = BLOCK * 64 * 2, BLOCK * 4 * 4
 #: columns of one k-step of Q K^T
 STEP = 32
-#: how a token is found where tokens are fetched one by one, and the warps that fetch them
-PAGED, SPARSE = 1, 2
+#: the warps that fetch tokens one by one
 GATHER_WARPS = (12, 14)
 #: log2 of the weight of a row max that has just moved. The distance to e4m3's greatest is how far
 #: scores may rise before it moves again, at the cost of a tile's time: of 8192 Gaussian keys it
@@ -77,12 +76,6 @@ class Fp8Config(Config):
     qk_parts_before_p: int = 1
     #: tokens of 656 bytes (`kv_656`)
     kv_656: bool = False
-    #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: by TMA
-    gather: int = 0
-
-    @property
-    def fetches_tokens(self) -> bool:
-        return self.gather != 0
 
     @property
     def fp8(self) -> bool:
@@ -199,12 +192,11 @@ class Fp8Config(Config):
 
 def fp8_facts(config: KernelConfig, features: bool) -> dict[str, Any]:
     """The fields of `Fp8Config` that depend on the formats of query and cache."""
-    gather = {"gather": config.option("gather")}
     if config.q_dtype == "e4m3":
-        return gather
+        return {}
     # fp16 weights may grow further than e4m3 ones before the row max moves
-    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5, **gather}
-    if gather["gather"] == SPARSE:
+    facts: dict[str, Any] = {"stages": 4, "rescale_log2": 8.0, "q_boxes": 5}
+    if config.option("gather") == SPARSE:
         facts["rescale_log2"] = 6.0
     if config.kv_format == "fp8_656":
         # with seven boxes of Q in registers a single CTA spills

@@ -34,52 +34,17 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...common.barriers import NamedBarrier
 from ...common.kv_656 import ROPE_BEGIN, SCALES_BEGIN
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import ptx
-from ...rows_on_m.params import BLOCK, Cta, Work
+from ...rows_on_m.params import BLOCK, Cta
 from ...rows_on_m.work_records import read_work, record
 from ..params import BOX, ROPE_BOX
-from .params import GATHER_WARPS, PAGED, Q_STAGES, ROPE
+from ..token_fetch import copy16, load_entry, token_offset
+from .params import GATHER_WARPS, Q_STAGES, ROPE
 from .producer import load_query, load_query_through_ring
 
 #: a record is written, by the first of the two warps
 RECORD_BARRIER = NamedBarrier(3, 64)
 #: tokens of a tile that a warp fetches, at once and in all
 AT_ONCE, WARP_TOKENS = 4, 32
-
-
-def copy16(target: Int32, source: cute.Pointer, offset: int, size: Int32) -> None:
-    """16 bytes to shared memory past the L1, zeros where `size` is 0. L2 lines are filled by 64
-    bytes: at a token's ends the rest of a line of 128 belongs to another."""
-    ptx(
-        f"cp.async.cg.shared.global.L2::64B [{{$r0}}], [{{$r1}}+{offset}], 16, {{$r2}};",
-        target,
-        source,
-        size,
-    )
-
-
-@cute.jit
-def load_entry(cta: Cta, work: Work, token: Int32):
-    """The table entry of a token: a page id or a token slot; past the length it is undefined."""
-    column = token
-    if const_expr(cta.cfg.gather == PAGED):
-        column = Int32(Uint32(token) // Uint32(cta.g.cache.shape[1]))
-    table = cta.g.block_table
-    return table[work.request, cutlass.min(column, table.shape[1] - 1)]
-
-
-@cute.jit
-def token_offset(cta: Cta, work: Work, token: Int32, entry: Int32):
-    """Bytes from the cache's begin to the token with this table entry; -1 where there is none."""
-    cache = cta.g.cache
-    page_size, found = cache.shape[1], cutlass.max(entry, Int32(0))
-    if const_expr(cta.cfg.gather == PAGED):
-        page, row = found, Int32(Uint32(token) % Uint32(page_size))
-    else:
-        page = Int32(Uint32(found) // Uint32(page_size))
-        row = found - page * page_size
-    at = Int64(page) * cache.stride[0] + Int64(row * cache.shape[2])
-    return at if (token < work.kv_len) & (entry >= 0) else Int64(-1)
 
 
 @cute.jit

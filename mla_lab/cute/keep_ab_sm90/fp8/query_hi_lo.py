@@ -30,12 +30,13 @@ from ...common.ptx_sm90 import ptx
 from ...rows_on_m.params import Cta
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
-from ..mainloop_qk_softmax import RowState, TileContext
+from ..mainloop_qk_softmax import RowState, TileContext, load_valid, mask_scores
+from ..params import SPARSE
 from . import kv_656
-from .mainloop_qk_softmax import finish_rows, load_valid, mask_scores, nothing, tile_context
+from .mainloop_qk_softmax import finish_rows, nothing, tile_context
 from .p_exchange_2cta import p_state
 from .p_fp16 import Tile, softmax_step
-from .params import SPARSE, STEP, Fp8Config
+from .params import STEP, Fp8Config
 from .query_split import split_query
 
 #: MMAs of QK(t + 1) issued before the weights of tile t are computed; one more follows each word

@@ -20,6 +20,7 @@ from mla_lab.plan.launch_modes import (
     mode_of,
 )
 from mla_lab.plan.pricing import price_formula
+from mla_lab.plan.selection import select
 from mla_lab.verify.target_figures import rows_of
 
 
@@ -65,6 +66,28 @@ def test_small_pages_of_e4m3_are_read_by_no_pair(batch: int, page_size: int) -> 
     small = page_size < 64
     assert keep_ab_tiles("e4m3", "e4m3", page_size) == ((64, 1),) + ((128, 2),) * (not small)
     assert keep_ab_tiles("bf16", "bf16", page_size) == ((64, 1), (128, 2))
+
+
+@pytest.mark.parametrize(
+    ("query", "cache", "batch", "page_size", "cluster"),
+    [
+        ("e4m3", "e4m3", 64, 64, 2),
+        ("e4m3", "e4m3", 32, 64, 2),
+        ("e4m3", "e4m3", 16, 64, 1),
+        ("e4m3", "e4m3", 64, 32, 1),
+        ("bf16", "e4m3", 64, 64, 2),
+        ("bf16", "fp8_656", 128, 64, 2),
+        ("bf16", "bf16", 64, 64, 1),
+    ],
+)
+def test_many_requests_over_eight_bits_take_the_cluster_of_two(
+    query: str, cache: str, batch: int, page_size: int, cluster: int
+) -> None:
+    """Of the plain call, where the model prices both tiles alike and the card does not."""
+    made: dict[str, Any] = {"q_dtype": query, "kv_format": cache, "page_size": page_size}
+    found = select(Problem.uniform(batch, 1, 1, 128, **made), H200)
+    assert found is not None
+    assert (found.config.kernel, found.config.cluster) == (KEEP_AB_PERSISTENT.kernel, cluster)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,10 @@ logarithm of its price over the best one's is chosen, so that no length costs mu
 build that is best for it alone. Its `regret` says how much. Where one tile of swap_ab holds all
 rows, and keep_ab is priced as it, the one that loses less at its worst length is taken: 128
 requests of the Azure trace with 16 heads take 71 to 79 us by swap_ab and 76 to 83 us by keep_ab,
-128 of 1,024 tokens 56 and 55 us (H100, 2026-11-26, `data/notes/kernel_attempts.jsonl`).
+128 of 1,024 tokens 56 and 55 us (H100, 2026-11-26, `data/notes/kernel_attempts.jsonl`). Where both
+tiles of keep_ab are priced alike over eight bits, many requests take the cluster of two: over e4m3
+throughout 64 and 128 requests of 8,192 tokens take 0.96 to 0.97 of a single CTA's time, of 1,024
+tokens 0.99 to 1.02 (H200, 2026-11-28, the same file).
 
 A single request may have a build that holds two mainloops (`dual_of`). Two builds, each launched
 for lengths that the other leaves out, cost more than they gain: a launch that ends at once takes
@@ -30,7 +33,14 @@ from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
 from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, LONG, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
-from .launch_modes import FORMATS, KEEP_AB_PERSISTENT, SIXTEEN_BIT, find_mode
+from .launch_modes import (
+    E4M3,
+    FORMATS,
+    KEEP_AB_PERSISTENT,
+    QUERY_HI_LO,
+    SIXTEEN_BIT,
+    find_mode,
+)
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
@@ -49,6 +59,8 @@ MOST_TOKENS, STEP = 131072, 0.6180339887
 #: prices that are as good as equal: the model's error on a call is 3.7 % in the median
 #: (`data/runtime/kernel_costs.txt`)
 EQUAL = 1.015
+#: row tiles of 128 rows, all requests' together, from which many take the cluster of two
+MANY_ROW_TILES = 32
 
 
 @dataclass(frozen=True)
@@ -151,18 +163,24 @@ def all_selections(
         replace(found[i], regret=float(means[i]), worst=float(over[i].max()))
         for i in np.argsort(means, kind="stable").tolist()
     ]
-    return tuple(_settled(ordered, max(problem.q_lens) * problem.heads))
+    return tuple(_settled(ordered, problem))
 
 
-def _settled(found: list[Selection], rows: int) -> list[Selection]:
+def _settled(found: list[Selection], problem: Problem) -> list[Selection]:
     """`found`, its first one that of two kernels with equal prices which has the lesser worst
-    length."""
-    first = found[0]
-    others = [each for each in found if each.config.kernel != first.config.kernel]
-    near = [each for each in others if each.regret <= first.regret * EQUAL]
-    if rows > DUAL_ROWS or not near or near[0].worst >= first.worst:
+    length, or of keep_ab's two tiles that which many requests over eight bits take."""
+    first, rows = found[0], max(problem.q_lens) * problem.heads
+    alike = [each for each in found[1:] if each.regret <= first.regret * EQUAL]
+    if rows <= DUAL_ROWS:
+        others = [each for each in alike if each.config.kernel != first.config.kernel]
+        preferred = [each for each in others[:1] if each.worst < first.worst]
+    else:
+        many = problem.batch * -(-rows // (2 * TILE_KV)) >= MANY_ROW_TILES
+        eight_bits = FORMATS.get((problem.q_dtype, problem.kv_format)) in (E4M3, QUERY_HI_LO)
+        preferred = [each for each in alike if each.config.cluster == 2 and many and eight_bits]
+    if not preferred:
         return found
-    return [near[0], *(each for each in found if each is not near[0])]
+    return [preferred[0], *(each for each in found if each is not preferred[0])]
 
 
 def profiles(problem: Problem) -> list[Problem]:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -19,13 +19,14 @@ from mla_lab.bench.peers.flash_attention3 import FlashAttention3
 from mla_lab.bench.peers.flash_mla_peer import FlashMla
 from mla_lab.bench.peers.flashinfer_peer import FlashInferFa3
 from mla_lab.bench.peers.ours import Ours
-from mla_lab.bench.peers.plain import LOOSE_BOUND, UNUSED_PAGE, Plain
+from mla_lab.bench.peers.plain import LOOSE_BOUND, UNUSED_PAGE, Plain, kernel_of
 from mla_lab.bench.peers.torch_eager import TorchEager
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import kv_bytes, make_rotation
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.kv_cache import gather_slots, unpack
 from mla_lab.core.problem import Problem
+from mla_lab.plan import KernelConfig
 
 CASES = [
     uniform_case(3, 1, 16, 130),
@@ -304,6 +305,14 @@ def test_the_plain_call_has_no_plan_a_loose_bound_and_other_lengths_while_it_is_
     assert given[2]["max_seq_len"] == max(CASES[0].problem.kv_lens)
 
 
+def test_a_plain_row_names_the_kernel_that_short_enough_requests_take():
+    long, short = (KernelConfig("cute/swap_ab_sm90", tile_rows=rows) for rows in (32, 64))
+    one = SimpleNamespace(config=short, before=None)
+    assert kernel_of(one) == {"kernel": short.name(), "tile_rows": 64}
+    assert kernel_of(SimpleNamespace(config=long, before=one)) == kernel_of(one)
+    assert kernel_of(SimpleNamespace()) == {}, "a plan of the torch backend has none"
+
+
 def test_ours_brings_a_plan_and_says_what_it_chose():
     prepared = Ours("torch").prepare(rotation_of(CASES[0]))
     assert prepared.plan is not None
@@ -402,6 +411,7 @@ from mla_lab.bench.checks import compare
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.core.problem import Problem
+from mla_lab.plan import KernelConfig
 
 half = dict(q_dtype="fp16", kv_format="fp16")  # the interpreter multiplies no bf16
 small = Case("small", "test", Problem((2, 2), (65, 1), 24, **half))

@@ -105,14 +105,17 @@ def caller(pc: int) -> Place:
     words = next((w for start, w in CALLS.items() if kind.startswith(start)), ())
     if is_own(place) and not words:
         return place
-    before = next(
-        (code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)), place
-    )
+    ahead = [code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)]
+    before = next(iter(ahead), place)
     behind = next((s.place for s in code[pc : pc + NEAR] if is_own(s.place)), place)
-    for way in range(WINDOW):
-        for anchor, line in ((before, before.line + way), (behind, behind.line - way)):
-            if any(word in line_of(Place(anchor.file, line)) for word in words):
-                return Place(anchor.file, line)
+    # of lines further ahead where these two tell nothing: the nearest may be of a helper elsewhere
+    for lines in (((before, 1), (behind, -1)), tuple((line, 1) for line in dict.fromkeys(ahead))):
+        for way in range(WINDOW):
+            for anchor, sign in lines:
+                if any(
+                    word in line_of(Place(anchor.file, anchor.line + sign * way)) for word in words
+                ):
+                    return Place(anchor.file, anchor.line + sign * way)
     return before
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import backends
 from ...api import decode
+from ...backends.base import Planned
 from ...call.decode_args import native_args
 from ...core.errors import unsupported
 from ...plan.config import KernelConfig
@@ -25,6 +26,13 @@ from .ours import native_arguments, native_launch
 LOOSE_BOUND = 131_072
 #: block table entries after a request's pages, an invalid page id
 UNUSED_PAGE = 2**31 - 1
+
+
+def kernel_of(planned: Planned) -> dict[str, Any]:
+    """Notes on the kernel of a call; of two launches on that for requests that are not too long."""
+    first = getattr(planned, "before", None) or planned
+    config: KernelConfig | None = getattr(first, "config", None)
+    return {} if config is None else {"kernel": config.name(), "tile_rows": config.tile_rows}
 
 
 class Plain(PeerBase):
@@ -65,9 +73,7 @@ class Plain(PeerBase):
         notes = {"backend": runner.name, "max_seq_len": copies[0].max_seq_len}
         gpu = backends.gpu_of(rotation.device)
         if gpu is not None and runner.name == "cute":
-            config: KernelConfig | None = getattr(runner.plan(call, gpu), "config", None)
-            if config is not None:
-                notes |= {"kernel": config.name(), "tile_rows": config.tile_rows}
+            notes |= kernel_of(runner.plan(call, gpu))
         return Prepared(launches, captured=captured, other_lengths=other, notes=notes)
 
     def _bound(self, copy: DecodeInputs) -> dict[str, Any]:

@@ -99,6 +99,9 @@ def check_gathered(config: KernelConfig) -> None:
     if config.cluster == 2:
         raise unsupported("cluster", "2 with gather", "1: each CTA fetches its own tokens")
     others = [name for name in ("dual", "pieces", "skip", "stamps") if config.option(name)]
+    if config.page_size != KernelConfig.page_size:
+        got = f"{config.page_size} with gather"
+        raise unsupported("page_size", got, f"{KernelConfig.page_size}: it takes pages of any size")
     if config.mask == "tree" or others:
         got = f"mask {config.mask!r}, {config.options} with gather"
         raise unsupported("options", got, "features, scales, stages")

@@ -172,7 +172,7 @@ def attend(
     while block < count:
         stage = cute.arch.make_warp_uniform(stage)
         s.p_pipe.consumer_wait(phases.state(stage))
-        if const_expr(cfg.gather):  # of V, as QK's warp group does of K
+        if const_expr(cfg.gather):  # for V, as the QK-softmax warp group does for K
             cute.arch.fence_view_async_shared()
         phases = phases.flip(stage)
         if block == 0:  # read before the loop, the count would cost the softmax registers

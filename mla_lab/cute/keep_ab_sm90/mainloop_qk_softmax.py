@@ -27,18 +27,12 @@ from ..common.ptx_sm90 import (
     ptx,
     stmatrix_x4,
 )
-from ..rows_on_m.mask import apply_mask, apply_valid, first_row, mask_free_until, rows_of
+from ..rows_on_m.mask import first_row, mask_free_until, rows_of
 from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work
-from .params import (
-    Q_STEPS_IN_REGISTERS,
-    QK_SOFTMAX_BARRIER,
-    ROPE_BOX,
-    SKIPPED,
-    SPARSE,
-    STAGE,
-)
+from .params import Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
+from .token_fetch import mask_scores
 
 
 @dataclass(frozen=True)
@@ -178,29 +172,6 @@ def issue_qk(cta: Cta, f: Fragments, stage, phase, pending: int):
             else:
                 cute.gemm(ss, f.tSrS, f.tSrQ_rope[None, None, k - 32], keys, f.tSrS)
     warpgroup.commit_group()
-
-
-def load_valid(cta: Cta, stage, exists: Any = 1):
-    """Both words of bits of the tile in a stage, if it `exists`, else 0; loaded where this
-    stands."""
-    return ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
-        "@p ld.shared.v2.b32 { {$w0}, {$w1} }, [{$r0}]; }",
-        Int32(cta.s.valid.iterator.toint()) + 8 * stage,
-        Int32(exists),
-        out=[Int32] * 2,
-    )
-
-
-def mask_scores(
-    cta: Cta, scores: cute.Tensor, tile: TileContext, stage, tiles_left, valid: Any = None
-):
-    """Mask the scores of a tile, `tiles_left` before the end of its work tile: by the bits of its
-    stage where slots may be empty, in `valid` if they are loaded."""
-    if cta.cfg.gather == SPARSE:
-        apply_valid(scores, list(load_valid(cta, stage) if valid is None else valid))
-    else:
-        apply_mask(cta, scores, tile.index, tile.mask_free, tiles_left)
 
 
 def two_to_minus(exponent):
@@ -451,13 +422,12 @@ def finish_work_tile(cta: Cta, rows: RowState, index, stage, phases: StagePhases
     of a piece ahead of others."""
     work = read_work(cta.g, cta.s, index)  # held through the loop, it would take registers
     thread = fresh_thread() & 127
-    if const_expr(cta.cfg.gather):
-        pass  # missing tokens have arrived as zeros
-    elif const_expr(is_last is True):
-        zero_v_tail(cta, stage, work, thread)
-    else:
-        if is_last:
+    if const_expr(not cta.cfg.gather):  # otherwise missing tokens have arrived as zeros
+        if const_expr(is_last is True):
             zero_v_tail(cta, stage, work, thread)
+        else:
+            if is_last:
+                zero_v_tail(cta, stage, work, thread)
     _, bit = phase_bits(cta.cfg.stages)
     cta.s.stats_read.wait(0, phases.phase(bit))
     phases = phases.flip(bit)

@@ -169,11 +169,11 @@ def fill_with_query(cta: Cta, work: Work, index, lane):
 
 
 @cute.jit
-def fill_with_tile(cta: Cta, work: Work, state: ProducerState, at: LazyState, lane, behind_pv):
+def fill_with_tile(cta: Cta, work: Work, state: ProducerState, at: LazyState, lane, after_pv):
     """KV tile `state.block` of a work tile into the stage of `at`."""
     cfg, g, block = cta.cfg, cta.g, state.block
     if const_expr(cfg.gather):
-        fetch_tile(cta, work, block, state.page, at, behind_pv)
+        fetch_tile(cta, work, block, state.page, at, after_pv)
     else:
         pages = valid_pages(cta, work, block, state.page, lane)
         profile_tile(cfg, g, state.end - block, "load: stage free")
@@ -190,11 +190,12 @@ def pages_of(cta: Cta, work: Work, block, lane):
 
 @cute.jit
 def fill_next_stage(
-    cta: Cta, state: ProducerState, lane, behind_pv: cutlass.Constexpr[bool] = False
+    cta: Cta, state: ProducerState, lane, after_pv: cutlass.Constexpr[bool] = False
 ):
     """Fill the next stage of the ring, or pass over it where a work tile ends inside a pass; by
-    warp 0, or by all PV warps where tokens are fetched one by one (`producer_gather`). `behind_pv`:
-    it is the stage whose PV this warp has just done.
+    warp 0, or by all PV warps where tokens are fetched one by one (`producer_gather`). `after_pv`:
+    this warp has just finished PV of the tile in that stage, and where tokens are fetched one by
+    one the wait for the stage's release follows the copies of V.
 
     The record of a work tile is written before its query is loaded.
     """
@@ -205,7 +206,7 @@ def fill_next_stage(
         if kind != NOTHING:
             work = read_work(g, s, index)
             at = phases.state(stage)
-            waits = not (behind_pv and cfg.gather)
+            waits = not (after_pv and cfg.gather)
             if waits | (kind == QUERY):
                 s.kv_pipe.producer_acquire(at)
             phases = phases.flip(stage)
@@ -214,7 +215,7 @@ def fill_next_stage(
                 kind = Int32(KV)
                 block, end = work.begin, work.end
             else:
-                fill_with_tile(cta, work, state, at, lane, behind_pv)
+                fill_with_tile(cta, work, state, at, lane, after_pv)
                 block = block + 1
                 if block == end:
                     kind = Int32(NOTHING)

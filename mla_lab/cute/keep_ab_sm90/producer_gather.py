@@ -1,10 +1,10 @@
 """16-bit tokens fetched one by one into a stage of the ring: sparse calls, and pages of any size.
 
-All eight PV warps fetch, by `cp.async` of 16 bytes, to where the TMA boxes of other calls lie.
-Behind PV of a tile a warp group refills the boxes of its own half of V, which no other warp group
-reads by then; behind the PV of both, which release the stage, each warp refills a part of the
-rope's box, where P was. With a wait for both warp groups ahead of all copies 64 requests of 2,048
-tokens and 128 heads took 69.9 us in place of 62.2 (H200, 2026-11-28,
+All eight PV warps fetch, by `cp.async` of 16 bytes, into the places that TMA boxes have in other
+calls. After PV of a tile each warp group refills the boxes of its own half of V, which no other
+warp group reads any more. After both warp groups have released the stage, each warp refills a part
+of the rope's box, which held P. With a wait for both warp groups ahead of all copies 64 requests of
+2,048 tokens and 128 heads took 69.9 us in place of 62.2 (H200, 2026-11-28,
 `data/notes/kernel_attempts.jsonl`).
 
     copies of a warp    tokens    boxes of 64 columns
@@ -12,14 +12,16 @@ tokens and 128 heads took 69.9 us in place of 62.2 (H200, 2026-11-28,
     rope                8         1
 
 Eight lanes copy 128 bytes of a token, four tokens at a time; chunk c of row t of a box lies at
-c ^ (t % 8). A lane looks up one of 32 tokens; the table entry of a token is loaded a tile before
-the token. Missing tokens arrive as zeros; a bit a token (`Shared.valid`) masks their scores.
+c ^ (t % 8). Each lane looks up one of 32 tokens; the table entry of a token is loaded one tile
+ahead of the token. Missing tokens arrive as zeros; one bit per token (`Shared.valid`) masks their
+scores.
 
-Arrivals of kv_pipe.full: at the first barrier of a stage (boxes 0 to 3) the lanes of warps 0-3; at
-the second all lanes, and one lane for each word of bits behind its store. Of the query, whose bytes
-TMA counts on the second, the same, with the lane that expects them in place of one of these. The
-copies do not write through the async proxy, which MMAs read through: a thread that issues MMAs
-fences behind the full barrier.
+A stage has two full barriers. The first (boxes 0 to 3) expects 128 arrivals: the lanes of warps
+0-3. The second (boxes 4 to 8) expects 258: all 256 lanes, and threads 0 and 64 once more after each
+has stored its word of valid bits. When the stage receives Q, the bytes of TMA count on the second
+barrier, and the arrival of the lane that expects them replaces the second one of thread 0. The
+copies do not write through the async proxy, which MMAs read through: each thread that issues MMAs
+fences after the wait for a full barrier.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ ARRIVALS = (128, 256 + 2)
 
 
 def own_token(block: Int32):
-    """The token of a KV tile that a lane looks up; warps 2 and 3, 6 and 7 take the second half."""
+    """The token of a KV tile that a lane looks up: one of the first 32 in warps 0, 1, 4 and 5, of
+    the other 32 in warps 2, 3, 6 and 7."""
     tid = fresh_thread()
     return block * BLOCK + (((tid >> 6) & 1) << 5) + (tid & 31)
 
@@ -59,7 +62,8 @@ def copy_tokens(
     cta: Cta, offset: Int64, stage: Int32, first_token: Int32, tokens: cutlass.Constexpr[int],
     first_box: Int32, boxes: cutlass.Constexpr[int],
 ):  # fmt: skip
-    """Some boxes of some tokens of a tile into a stage; a lane has the offset of `own_token`."""
+    """Copy some boxes of some tokens of a tile into a stage; each lane holds the offset of
+    `own_token`."""
     tid = fresh_thread()
     row, chunk = (tid >> 3) & 3, tid & 7
     first = row + (first_token & 31)
@@ -80,10 +84,11 @@ def copy_tokens(
 @cute.jit
 def fetch_tile(
     cta: Cta, work: Work, block: Int32, entry: Int32, state: LazyState,
-    behind_pv: cutlass.Constexpr[bool],
+    after_pv: cutlass.Constexpr[bool],
 ):  # fmt: skip
-    """The warp's part of KV tile `block`, whose table entries its lanes have, into a stage: one
-    that is free, or `behind_pv` the one whose PV this warp group has done."""
+    """Copy the warp's part of KV tile `block`, whose table entries its lanes hold, into a stage
+    that is free; or, with `after_pv`, into the stage whose PV this warp group has just finished,
+    which the other one may still read."""
     s, stage = cta.s, state.index
     full = s.kv_pipe.full.offset(stage * len(ARRIVALS))
     offset = token_offset(cta, work, own_token(block), entry)
@@ -93,7 +98,7 @@ def fetch_tile(
     copy_tokens(cta, offset, stage, first_token, V_TOKENS, group * V_BOXES, V_BOXES)
     if tid < 128:
         cute.arch.cp_async_mbarrier_arrive_noinc(full.at(0))
-    if const_expr(behind_pv):
+    if const_expr(after_pv):
         s.kv_pipe.producer_acquire(state)
     tid = fresh_thread()
     first_token = ((tid >> 5) & 3) * V_TOKENS + (tid >> 7) * ROPE_TOKENS
@@ -106,7 +111,7 @@ def fetch_tile(
 
 @cute.jit
 def arrive_with_query(cta: Cta):
-    """The arrivals at the query's stage beside that of the lane that expects its bytes."""
+    """Arrive at the query's stage, beside the arrival of the lane that expects its bytes."""
     tid, full = fresh_thread(), cta.s.kv_pipe.full
     if tid < 128:
         full.arrive(0)

@@ -31,7 +31,6 @@ from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import (
     RowState,
     TileContext,
-    mask_scores,
     start_rows,
     stmatrix_swizzled,
     store_row_stats,
@@ -40,6 +39,7 @@ from ..mainloop_qk_softmax import (
     zero_v_tail,
 )
 from ..params import BOX, ROPE_BOX
+from ..token_fetch import mask_scores
 from .p_exchange_2cta import own_rows
 
 #: words of weights per thread

@@ -222,11 +222,12 @@ def test_flash_mla_over_lists_of_bf16_tokens(monkeypatch):
         return torch.einsum("qhk,qkd->qhd", weights, keys[..., :d_v]).bfloat16(), None, None
 
     install(monkeypatch, "flash_mla", flash_mla_sparse_fwd=flash_mla_sparse_fwd)
-    case = uniform_case(2, 2, 20, 90, top_k=40)
+    case = uniform_case(2, 2, 20, 90, top_k=128)
     prepared = accept(FlashMla(), case)
-    assert set(seen) == {((4, 64, 576), (4, 1, 40))}
+    assert set(seen) == {((4, 64, 576), (4, 1, 128))}
     assert prepared.allowance == 0
-    fp16 = uniform_case(2, 2, 20, 90, q_dtype="fp16", kv_format="fp16", top_k=40)
+    assert "multiples of 128" in str(FlashMla().refuses(uniform_case(2, 2, 20, 90, top_k=40)))
+    fp16 = uniform_case(2, 2, 20, 90, q_dtype="fp16", kv_format="fp16", top_k=128)
     assert "supported: bf16 over fp8_656, bf16 over bf16" in str(FlashMla().refuses(fp16))
 
 
@@ -411,7 +412,6 @@ from mla_lab.bench.checks import compare
 from mla_lab.bench.peers.triton_baseline import TritonSplitKv
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.core.problem import Problem
-from mla_lab.plan import KernelConfig
 
 half = dict(q_dtype="fp16", kv_format="fp16")  # the interpreter multiplies no bf16
 small = Case("small", "test", Problem((2, 2), (65, 1), 24, **half))

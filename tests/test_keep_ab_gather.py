@@ -92,6 +92,12 @@ def test_lists_of_slots_are_decoded_in_every_format(formats: tuple[str, str]) ->
 
 
 @needs_cxx
+@pytest.mark.slow
+def test_a_cta_has_work_tiles_of_one_to_six_kv_tiles() -> None:
+    check(small(64, top_k=330, kv=(400,) * 17), ("top_k_lens",), ("bf16", "bf16"))
+
+
+@needs_cxx
 @needs_time
 @pytest.mark.slow
 @pytest.mark.parametrize("formats", FORMATS, ids="-".join)
@@ -204,9 +210,10 @@ def test_what_the_kernel_lacks_is_refused_by_name(
     assert words in reason
 
 
-def test_missing_slots_anywhere_in_a_list_are_left_out() -> None:
+@pytest.mark.parametrize("kv_format", ["fp8_656", "bf16"])
+def test_missing_slots_anywhere_in_a_list_are_left_out(kv_format: str) -> None:
     """Lists that begin with a whole tile of empty slots, and slots that repeat."""
-    problem = replace(small(16, top_k=200, kv=(300, 300)), q_dtype="bf16")
+    problem = replace(small(16, top_k=200, kv=(300, 300)), kv_format=kv_format)
     inputs = make_inputs(problem, 5, ["lse"])
     table = inputs.block_tables
     table[0, ..., :70] = -1

@@ -83,7 +83,7 @@ def test_small_pages_of_e4m3_are_read_by_no_pair(batch: int, page_size: int) -> 
 def test_many_requests_over_eight_bits_take_the_cluster_of_two(
     query: str, cache: str, batch: int, page_size: int, cluster: int
 ) -> None:
-    """Of the plain call, where the model prices both tiles alike and the card does not."""
+    """Of the plain call, where the model prices both tiles alike and measurements differ."""
     made: dict[str, Any] = {"q_dtype": query, "kv_format": cache, "page_size": page_size}
     found = select(Problem.uniform(batch, 1, 1, 128, **made), H200)
     assert found is not None

@@ -43,6 +43,7 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     r"latent and rope dims \(256, 64\); its kernels have \(512, 64\)$": ({}, {"latent_dim": 256}),
     r"a batch of 5000; its kernels take up to 4096$": ({}, {"batch": 5000}),
+    r"pages of 3728271 tokens; its kernels take up to 3728270$": ({}, {"page_size": 3728271}),
     r"query fp16, cache e4m3, out bf16; its kernels take .*bf16 over e4m3 \(out bf16, fp16\)": (
         {},
         {"q_dtype": "fp16", "kv_format": "e4m3"},

@@ -133,7 +133,7 @@ class DecodeArgs:
         False: without it, or with it where only such a build is here and none can be compiled.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
         "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
-        "cute-keep-ab-gather": tokens fetched one by one for 64 rows of heads
+        "cute-keep-ab-gather": tokens fetched one by one, for 64 query heads per CTA
         (`backends.cute.gather_backend`).
         A backend that is named runs the call or raises.
     is_var_seq: False promises equal lengths, a hint for scheduling without effect on results.

@@ -105,11 +105,11 @@ def caller(pc: int) -> Place:
     words = next((w for start, w in CALLS.items() if kind.startswith(start)), ())
     if is_own(place) and not words:
         return place
-    ahead = [code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)]
-    before = next(iter(ahead), place)
+    earlier = [code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)]
+    before = next(iter(earlier), place)
     behind = next((s.place for s in code[pc : pc + NEAR] if is_own(s.place)), place)
-    # of lines further ahead where these two tell nothing: the nearest may be of a helper elsewhere
-    for lines in (((before, 1), (behind, -1)), tuple((line, 1) for line in dict.fromkeys(ahead))):
+    # where neither line tells, earlier ones: the nearest may belong to a helper elsewhere
+    for lines in (((before, 1), (behind, -1)), tuple((line, 1) for line in dict.fromkeys(earlier))):
         for way in range(WINDOW):
             for anchor, sign in lines:
                 if any(

@@ -9,8 +9,9 @@ rows, and keep_ab is priced as it, the one that loses less at its worst length i
 requests of the Azure trace with 16 heads take 71 to 79 us by swap_ab and 76 to 83 us by keep_ab,
 128 of 1,024 tokens 56 and 55 us (H100, 2026-11-26, `data/notes/kernel_attempts.jsonl`). Where both
 tiles of keep_ab are priced alike over eight bits, many requests take the cluster of two: over e4m3
-throughout 64 and 128 requests of 8,192 tokens take 0.96 to 0.97 of a single CTA's time, of 1,024
-tokens 0.99 to 1.02 (H200, 2026-11-28, the same file).
+throughout 64 and 128 requests of 8,192 tokens take 0.96 to 0.97 of a single CTA's time, 0.97 to
+0.98 in a step, and of 1,024 tokens 0.99 to 1.02, 1.03 in a step; under a bf16 query drawn lengths
+0.97 (H200, 2026-11-28, the same file; other cards are not timed).
 
 A single request may have a build that holds two mainloops (`dual_of`). Two builds, each launched
 for lengths that the other leaves out, cost more than they gain: a launch that ends at once takes
@@ -174,10 +175,13 @@ def _settled(found: list[Selection], problem: Problem) -> list[Selection]:
     if rows <= DUAL_ROWS:
         others = [each for each in alike if each.config.kernel != first.config.kernel]
         preferred = [each for each in others[:1] if each.worst < first.worst]
-    else:
+    elif (first.config.kernel, first.config.cluster) == (KEEP_AB_PERSISTENT.kernel, 1):
         many = problem.batch * -(-rows // (2 * TILE_KV)) >= MANY_ROW_TILES
         eight_bits = FORMATS.get((problem.q_dtype, problem.kv_format)) in (E4M3, QUERY_HI_LO)
-        preferred = [each for each in alike if each.config.cluster == 2 and many and eight_bits]
+        wide = [each for each in alike if each.config.tile_rows == 2 * TILE_KV]
+        preferred = wide if many and eight_bits else []
+    else:
+        preferred = []
     if not preferred:
         return found
     return [preferred[0], *(each for each in found if each is not preferred[0])]

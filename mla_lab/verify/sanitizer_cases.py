@@ -112,6 +112,10 @@ CASES: dict[str, Sample] = {
     "sparse bf16, 64 rows": Sample(
         _uniform(1, (300, 65, 700), 128, top_k=330), ("lse",), backend=GATHER
     ),
+    # CTAs with several work tiles, of one to six KV tiles each
+    "sparse bf16, work tiles of 64 rows": Sample(
+        _uniform(1, (400,) * 140, 64, top_k=330), ("lse", "top_k_lens"), backend=GATHER
+    ),
     "sparse 656 bytes, 64 rows": Sample(
         _uniform(1, (300, 65, 700), 128, top_k=330, kv_format="fp8_656"), ("lse",), backend=GATHER
     ),

@@ -43,7 +43,7 @@ from .catalogue import able, able_as_shipped, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, check_bundles, of_selection
 from .families import FAMILIES, SM100, costs
 from .launch import Launch
-from .token_gather import configs_for, formula_for, gathers
+from .token_gather import configs_for, formula_for, gathers, most_tokens_of_a_page
 
 #: features of a call that some Hopper kernel takes
 TAKES = frozenset(
@@ -152,6 +152,9 @@ def _format_reason(problem: Problem) -> str | None:
         return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
     if problem.batch > MAX_BATCH:
         return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
+    most = most_tokens_of_a_page(problem)
+    if problem.page_size > most:
+        return f"pages of {problem.page_size} tokens; its kernels take up to {most}"
     operands = FORMATS.get((problem.q_dtype, problem.kv_format))
     if operands is not None and problem.out_dtype in OUTS[operands]:
         return None

@@ -1,4 +1,4 @@
-"""`backend="cute-keep-ab-gather"`: tokens fetched one by one for 64 rows of heads.
+"""`backend="cute-keep-ab-gather"`: tokens fetched one by one, for 64 query heads per CTA.
 
 "cute" takes this kernel where it is the faster one (`keep_ab_gather`); the name runs it wherever it
 can, for sparse and for dense calls.

@@ -1,8 +1,8 @@
 """Which calls fetch their tokens one by one for 64 rows of heads (keep_ab's `producer_gather`).
 
-The kernel is keep_ab's of 16 bits or of eight, of one CTA: each fetches the tokens of its tiles as
-they are stored, so that a call of more than 64 heads fetches them once for every 64. It takes
-sparse calls, where each query token is a request of its own, and dense ones with pages of any size.
+The kernel is keep_ab for 16-bit or 8-bit caches, with a cluster size of 1. Each CTA fetches its own
+tokens, so that a call with more than 64 heads fetches each token once per 64 heads. It takes sparse
+calls, where each query token is a request of its own, and dense ones with pages of any size.
 "cute" chooses it for sparse calls of more heads than `SWAP_AB_HEADS`, where the records
 `h200_sparse.jsonl` and `h200_sparse_bf16.jsonl` in `data/records` have it ahead of swap_ab's gather
 (`token_gather`), or within 0.6 us of it, between the other kernels of a step.
@@ -38,8 +38,9 @@ FORMATS = (
 #: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
 #: take more in a step than by keep_ab, but for 4 requests of few tokens, where the two are within
 #: 0.6 us; behind its own replay a call of few tokens takes up to 3.9 us less (656 bytes, H200,
-#: 2026-11-28, `records/h200_sparse.jsonl`). Over bf16 it is ahead from 32 heads on behind its own
-#: replay as well (`records/h200_sparse_bf16.jsonl`). Other formats, not timed, follow
+#: 2026-11-28, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.65 to 0.83 of swap_ab's time from 32
+#: heads on, and less in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats, not
+#: timed, follow
 SWAP_AB_HEADS = 16
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
-from ...core.problem import Problem
+from ...core.problem import FP8_656_BYTES, Problem
 from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
 from ...plan.launch_modes import FORMATS, PAGE_SIZES, SIXTEEN_BIT
@@ -31,6 +31,12 @@ MOST = 65_535
 def gathers(problem: Problem) -> bool:
     """Whether a call is run token by token."""
     return problem.top_k > 0 or problem.page_size not in PAGE_SIZES
+
+
+def most_tokens_of_a_page(problem: Problem) -> int:
+    """Tokens of a page whose offsets in it, in elements of the cache, fit into an int32."""
+    width = FP8_656_BYTES if problem.kv_format == "fp8_656" else problem.head_dim
+    return int((2**31 - 1) // width)
 
 
 def configs_for(

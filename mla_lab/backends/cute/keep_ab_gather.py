@@ -38,9 +38,9 @@ FORMATS = (
 #: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
 #: take more in a step than by keep_ab, but for 4 requests of few tokens, where the two are within
 #: 0.6 us; behind its own replay a call of few tokens takes up to 3.9 us less (656 bytes, H200,
-#: 2026-11-28, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.65 to 0.83 of swap_ab's time from 32
-#: heads on, and less in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats, not
-#: timed, follow
+#: 2026-11-28, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.63 to 0.83 of swap_ab's time from 32
+#: heads on, and 0.56 to 0.76 in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats,
+#: not timed, follow
 SWAP_AB_HEADS = 16
 
 

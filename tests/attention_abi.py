@@ -66,9 +66,7 @@ class AbiKernel:
             launch.find_pieces(self.config, num_workers, costs)
             costs = 0
         costs, gate = costs & 0xFFFF, costs >> 16
-        if not dual and not launch.takes(gate):
-            return
-        assert gate < 0 or not dual
+        assert (gate > 0) == dual
         if not len(launch.tiles):
             launch.find_work(self.config, num_workers, q_len, costs)
         assert len(launch.worker_begin) == num_workers + 1
@@ -200,13 +198,6 @@ class _Launch:
             return out
         share = torch.sigmoid(lse - self.extras[0][row % self.heads])
         return out * share.nan_to_num()[:, None]
-
-    def takes(self, gate: int) -> bool:
-        """Whether the gate of this launch is open (see `plan.gate`)."""
-        if gate == 0:
-            return True
-        blocks = sum(max(1, -(-int(length) // 64)) for length in self.seq_lens)
-        return blocks < gate if gate > 0 else blocks >= -gate
 
     def by_ll(self, rows: int, slots: int, splits: int) -> None:
         """Partials are zero before and after, so that what is here meanwhile lies elsewhere."""

@@ -129,17 +129,18 @@ def test_its_name_is_not_among_those_that_auto_tries() -> None:
 
 
 def test_every_cta_takes_64_rows_and_a_bf16_query_weighs_splits_by_its_own_blocks() -> None:
-    config = config_for(small(128, top_k=70))
-    plan = SelfScheduled.of(config, H200, 512)
+    problem = small(128, top_k=70)
+    config = config_for(problem)
+    plan = SelfScheduled.of(config, H200, problem)
     assert (config.tile_rows, config.cluster, plan.num_workers) == (64, 1, H200.workers(1))
     assert plan.costs == COSTS["keep_ab_gather"] != COSTS["keep_ab_persistent"]
     throughout = replace(config, q_dtype="e4m3", kv_format="e4m3")
-    assert SelfScheduled.of(throughout, H200, 512).costs == COSTS["keep_ab_persistent"]
+    assert SelfScheduled.of(throughout, H200, problem).costs == COSTS["keep_ab_persistent"]
     assert config_for(small(64)).option("gather") != config.option("gather")
 
 
 def plan_of(problem: Problem, **more: Any) -> SelfScheduled | Formula:
-    """What "cute" makes of a sparse call on an H200."""
+    """What "cute" makes of a call whose tokens are fetched one by one, on an H200."""
     inputs = make_inputs(problem, 0, workspace_bytes=0)
     arguments = {**native_arguments(inputs, False), "workspace_buffer": None, **more}
     call, _ = decode.prepare(native_args(**arguments, backend="torch"))

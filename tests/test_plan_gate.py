@@ -1,4 +1,4 @@
-"""Two builds for one call: gates that are never both open, and where two pay."""
+"""Two mainloops in one kernel: the gate between them, and which calls have such a build."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.plan.gate import LONG, gated
+from mla_lab.plan.gate import MOST_BLOCKS, gated
 from mla_lab.plan.kernel_costs import recorded_costs
 from mla_lab.plan.launch_modes import SWAP_AB_LL
 from mla_lab.plan.selection import EQUAL, all_selections, dual_of, select
 
 
-@pytest.mark.parametrize("gate", [0, 1, -1, LONG, -LONG])
+@pytest.mark.parametrize("gate", [0, 1, MOST_BLOCKS])
 def test_a_word_and_its_gate_are_found_again_in_an_int32(gate: int) -> None:
     word = gated(0xABCD, gate)
     assert -(1 << 31) <= word < 1 << 31
     assert (word & 0xFFFF, word >> 16) == (0xABCD, gate)
 
 
-@pytest.mark.parametrize(("word", "gate"), [(1 << 16, 0), (-1, 0), (0, LONG + 1)])
+@pytest.mark.parametrize(("word", "gate"), [(1 << 16, 0), (-1, 0), (0, -1), (0, MOST_BLOCKS + 1)])
 def test_what_does_not_fit_is_refused(word: int, gate: int) -> None:
     with pytest.raises(InvalidInput):
         gated(word, gate)
@@ -40,7 +40,6 @@ def test_one_request_of_many_rows_has_swap_ab_up_to_few_tiles_a_cta(
     assert dual.config.kernel == "cute/keep_ab_sm90"
     assert dual.config.option("dual") == (1 if q_len == 1 else 2)
     assert dual.gate == blocks + 1
-    assert dual.beyond is None
     assert dual_of(one, problem, gpu, lambda _: False) == one
 
 
@@ -59,15 +58,9 @@ def test_other_calls_have_no_dual_build(problem: Problem) -> None:
     assert dual_of(one, problem, H200, lambda _: True) == one
 
 
-def test_requests_of_different_rows_and_large_batches_have_one_build() -> None:
-    ragged = Problem((1, 2), (1, 2), 128)
-    for problem in (ragged, Problem.uniform(128, 1, 1, 128)):
-        chosen = select(problem, H200)
-        assert chosen is not None
-        assert chosen.beyond is None
+def test_rows_that_may_differ_are_not_taken_by_formula() -> None:
     chosen = select(Problem.uniform(1, 1, 1, 128), H200, ragged=True)
     assert chosen is not None
-    assert chosen.beyond is None
     assert chosen.num_splits == 0
 
 
@@ -82,16 +75,3 @@ def test_one_tile_of_few_rows_is_swap_ab_s_where_prices_are_equal(gpu: Gpu, batc
     # of more rows the lower price alone counts
     wide = all_selections(replace(problem, heads=64), gpu, recorded_costs())
     assert wide[0].regret == min(each.regret for each in wide)
-
-
-def test_long_pieces_of_e4m3_are_not_added_up_by_the_matrix_unit_alone() -> None:
-    problem = Problem.uniform(64, 1, 1, 128, q_dtype="e4m3", kv_format="e4m3")
-    short, long = select(problem, H200), select(problem, H200, long=True)
-    assert short is not None
-    assert long is not None
-    assert short.config.kernel == long.config.kernel == "cute/keep_ab_sm90"
-    assert short.beyond is None
-    assert long.gate == LONG
-    assert long.beyond is not None
-    assert long.beyond.config.kernel == "cute/swap_ab_sm90"
-    assert long.beyond.num_splits == 0

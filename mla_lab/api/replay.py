@@ -20,7 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..backends.base import ANY_KEYS, Planned, Replay
+from ..backends.base import Planned, Replay
 from ..call.bind import Call
 from ..call.checks.form_cache import look
 from ..call.checks.overlap import byte_range
@@ -88,14 +88,15 @@ def record(call: Call, planned: Planned, launch: Replay) -> None:
     uses = bool(planned.workspace.nbytes)
     if isinstance(args.sinks, (list, tuple)) or (uses and args.workspace_buffer is None):
         return
-    exact, keys = args.plan is not None, getattr(planned, "keys", None)
-    kinds = tuple(_kind(p, getattr(args, p.name), uses, exact, keys) for p in PARAMETERS)
+    exact, any_bound = args.plan is not None, getattr(planned, "any_bound", False)
+    # a kernel that takes pages of any size does not compare the size
+    sized = getattr(planned, "any_page", not (exact or any_bound))
+    kinds = tuple(_kind(p, getattr(args, p.name), uses, any_bound, sized) for p in PARAMETERS)
     expected: dict[str, Any] = {"launch": launch, "form": call.form}
     for p in PARAMETERS:
         expected |= _expected(p, getattr(args, p.name), exact)
-    expected["within"] = _within(keys, call.form.bounds.page_size)
     key = (id(args.plan), args.query.shape)
-    compared = _compared(args, kinds, expected, keys)
+    compared = _compared(args, kinds, expected)
     if uses:
         gone = compared
         expected["workspace_buffer"] = ref(args.workspace_buffer, lambda _: _drop(key, gone))
@@ -108,25 +109,14 @@ def record(call: Call, planned: Planned, launch: Replay) -> None:
 
 
 def _compared(
-    args: DecodeArgs, kinds: tuple[Kind, ...], expected: dict[str, Any], keys: range | None
+    args: DecodeArgs, kinds: tuple[Kind, ...], expected: dict[str, Any]
 ) -> tuple[object, ...]:
     """What two recorded calls of a query shape and plan differ in, beside addresses and scales."""
-    apart = {"launch", "within", "workspace_buffer"}
+    apart = {"launch", "workspace_buffer"}
     apart |= {p.name for p in PARAMETERS if p.arg.rule in (Rule.SCALE, Rule.POSITIVE_SCALE)}
     apart |= {name for name in expected if name.endswith(("_begin", "_end"))}
     values = tuple((name, value) for name, value in expected.items() if name not in apart)
-    return kinds, keys, id(args.workspace_buffer), values
-
-
-def _within(keys: range | None, page_size: int) -> Callable[[int | None, int], bool]:
-    """Whether a call has the plan of the recorded one: by its max_seq_len and pages of a row."""
-
-    def within(max_seq_len: int | None, pages: int) -> bool:
-        capacity = pages * page_size
-        most = capacity if max_seq_len is None else 1 << max(max_seq_len - 1, 0).bit_length()
-        return keys is not None and min(most, capacity) in keys
-
-    return within
+    return kinds, id(args.workspace_buffer), values
 
 
 def clear() -> None:
@@ -146,13 +136,17 @@ def _drop(key: object, compared: tuple[object, ...]) -> None:
 
 
 def _kind(
-    p: Declared, value: object, uses_workspace: bool, exact: bool = False, keys: range | None = None
+    p: Declared,
+    value: object,
+    uses_workspace: bool,
+    any_bound: bool = False,
+    sized: bool = True,
 ) -> Kind:
     if p.arg.rule is Rule.SAME:
         return "same"
-    if keys is not None and p.arg.rule is Rule.TABLES and isinstance(value, Tensor):
-        return "table" if keys == ANY_KEYS else "bounded"
-    if keys is not None and p.arg.rule is Rule.BOUND and value is not None:
+    if any_bound and p.arg.rule is Rule.TABLES and isinstance(value, Tensor):
+        return "table"
+    if any_bound and p.arg.rule is Rule.BOUND and value is not None:
         return "free"
     if value is None or isinstance(value, bool):
         return repr(value)
@@ -162,8 +156,7 @@ def _kind(
         return "number"
     if p.arg.rule is Rule.PAGES:
         kind = "tensor" if value.is_contiguous() else "strided"
-        # a kernel that fetches single tokens takes pages of any size; it has no caller's plan
-        return kind if exact or keys is not None else f"{kind} pages"
+        return f"{kind} pages" if sized else kind
     return "vector" if value.dim() == 1 else "tensor"
 
 
@@ -189,7 +182,7 @@ def _expected(p: Declared, value: Any, exact: bool) -> dict[str, Any]:
 _SINGLETONS = ("None", "True", "False")
 #: conditions by rule and kind; {n} is an argument's name, `a` holds those of the call
 #: kinds of tensors: by their shape, or by a rule of its own
-TENSOR_KINDS = ("tensor", "vector", "strided", "tensor pages", "strided pages", "table", "bounded")
+TENSOR_KINDS = ("tensor", "vector", "strided", "tensor pages", "strided pages", "table")
 _TENSORS = {
     "tensor": "a.{n}.shape == {n}",
     "vector": "a.{n}.numel() == {n}_count",
@@ -206,7 +199,6 @@ _CONDITIONS: dict[tuple[Rule, Kind], str] = {
     (Rule.SAME, "same"): "a.{n} is {n}",
     (Rule.EQUAL, "number"): "(a.{n} is {n} or (type(a.{n}) is {n}_type and a.{n} == {n}))",
     (Rule.TABLES, "table"): f"{_TABLE} and t[1]",
-    (Rule.TABLES, "bounded"): f"{_TABLE} and within(a.max_seq_len, t[1])",
     (Rule.BOUND, "free"): "type(a.{n}) is {n}_type and a.{n} >= 0",
     (Rule.BOUND, "number"): "type(a.{n}) is {n}_type and {n}_low < a.{n} <= {n}_high",
     (Rule.SCALE, "number"): f"type(a.{{n}}) is {{n}}_type and -{MAX_SCALE} < a.{{n}} < {MAX_SCALE}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -22,10 +21,6 @@ from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
 from ..plan.kernel_costs import recorded_of
 from ..plan.launch_modes import KEEP_AB_PERSISTENT
-
-#: of a plan that depends on no bound of key lengths
-ANY_KEYS = range(sys.maxsize)
-
 
 #: of a call with a skip-softmax factor, by a kernel without that option. The definition leaves a
 #: kernel free to skip nothing: no split skips its first tile
@@ -48,9 +43,9 @@ IN_A_CALL = {
 class Planned(Protocol):
     """A `Plan`, or what a backend takes in its place.
 
-    One with `keys`, a range, is the plan of every call that differs in its bound of key lengths
-    alone, as long as that lies in the range. The bound is `max_seq_len`, raised to a power of two,
-    or the tokens that a table row can name where these are fewer.
+    One with `any_bound` true is the plan of every call that differs in its bound of key lengths
+    alone: in `max_seq_len`, or in the pages that a table row can name. The kernel of one with
+    `any_page` true takes pages of any size.
     """
 
     @property

@@ -19,6 +19,7 @@ from ..plan.config import KernelConfig
 from ..plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, fixed_pieces, most_slots
 from ..plan.gate import dual_gate, gated
 from ..plan.launch_modes import costs_of
+from ..plan.promotion import promoted_slots
 from ..plan.tile import WorkTile
 from ..plan.workspace import KEPT_WORDS, LL_WORDS, MAX_CTAS
 from ..reference.inputs import DecodeInputs, make_inputs
@@ -198,7 +199,7 @@ def _weights(config: KernelConfig, problem: Problem) -> int:
 def _gate(config: KernelConfig, problem: Problem) -> int:
     """The gate of a dual build, else none."""
     dual = config.option("dual")
-    return -dual_gate(dual, max(problem.q_lens) * problem.heads, DUAL_WORKERS) if dual else 0
+    return dual_gate(dual, max(problem.q_lens) * problem.heads, DUAL_WORKERS) if dual else 0
 
 
 def _requests(config: KernelConfig, problem: Problem) -> Problem:
@@ -269,7 +270,8 @@ def _work(
             found.append(torch.zeros(LL_WORDS))
         if config.option("pieces"):
             return found, most_slots(finders(config))
-        return found, 2 * finders(config)
+        ran = finders(config)
+        return found, 2 * ran + promoted_slots(problem, config.tile_rows, ran, config)
     knobs: dict[str, Any] = {**pieces} if pieces else {"num_splits": splits}
     plan = make_plan(
         problem,
@@ -280,7 +282,8 @@ def _work(
         **knobs,
     )
     words = [torch.from_numpy(np.array(w)) for w in (plan.tiles, plan.worker_begin)]
-    return words, max(1, plan.num_slots)
+    promoted = promoted_slots(problem, config.tile_rows, plan.num_workers, config)
+    return words, max(1, plan.num_slots + promoted)
 
 
 def _partials(

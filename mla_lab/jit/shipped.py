@@ -110,12 +110,12 @@ FEW_ROWS = (SWAP_AB_LL, *WALK)
 TILES = KEEP_AB_PERSISTENT.tiles
 ROWS_16, ROWS_32, ROWS_64 = (((rows, 1),) for rows in (16, 32, 64))
 FEATURES, SCALES, SKIP = (("features", 1),), (("scales", 1),), (("skip", 1),)
-GATHER = (("gather", 2),)
+PAGED, GATHER = (("gather", 1),), (("gather", 2),)
 #: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
 MERGES = tuple((("fused_merge", merge), ("grid", 1)) for merge in (1, 2))
 #: what sparse calls take beside that, and pages of any size
 SPARSE = tuple((*merge, *FEATURES, *GATHER) for merge in MERGES)
-PAGES = tuple((*merge, ("gather", 1)) for merge in MERGES)
+PAGES = tuple((*merge, *PAGED) for merge in MERGES)
 #: skip-softmax in persistent walks
 SKIP_WALK = ((*SWAP_AB_PERSISTENT.options, *SKIP),)
 
@@ -170,6 +170,10 @@ CUTE: tuple[KernelConfig, ...] = (
     *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("", "fp8_656")),
     *keep_ab(ROWS_64, (GATHER,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
     *keep_ab(ROWS_64, (GATHER,), FORMATS[4:]),
+    # and dense calls of many rows with pages of any size, in every format
+    *keep_ab(ROWS_64, (PAGED,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
+    *keep_ab(ROWS_64, (PAGED,), (COMMONEST, *FORMATS[4:])),
+    *keep_ab(ROWS_64, (PAGED,), caches=("fp8_656",)),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below
     *_by_tile(keep_ab(KEEP_AB_PERSISTENT.e4m3_tiles, formats=(EIGHT_BITS, E4M3_OUT))),

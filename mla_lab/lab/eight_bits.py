@@ -23,7 +23,7 @@ from ..core.kv_cache import (
 )
 from ..core.problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
 from ..core.resources import data_dir
-from ..plan.pricing import LONGEST
+from ..plan.promotion import PROMOTED_KEYS
 from ..verify.eight_bit_error import exact
 from ..verify.record import read
 from ..verify.rounding import worst_of
@@ -182,14 +182,14 @@ def spread_errors(octaves: int, seed: int = 0) -> dict[str, float]:
 
 def kernel_errors() -> Table:
     """Errors of our kernels over those of torch with the same rounding: a row for each kernel and
-    format; pieces accumulated in the tensor cores alone are apart.
+    format; pieces that keep_ab promotes are apart.
     """
     head, *rows = read(data_dir() / RECORD)
     here = head["environment"]
     source = Source("recorded", card=here["card"]["name"], date=here["date"])
     worst = worst_of(row for row in rows if row["status"] == "ok")
     shown = [
-        (query, cache, kernel, f"beyond {LONGEST:,}" if beyond else "", f"{times:.2f}x")
+        (query, cache, kernel, f"beyond {PROMOTED_KEYS:,}" if beyond else "", f"{times:.2f}x")
         for (query, cache, kernel, beyond), times in worst.items()
     ]
     return table(("query", "cache", "kernel", "keys", "of torch's error"), shown, source=source)

@@ -1,27 +1,16 @@
-"""Two mainloops for one call: lengths on the device say which of them works.
+"""Two mainloops in one kernel: the length of a single request, on the device, says which of them
+runs.
 
-Either two builds are launched, one behind the other, or one kernel holds both (`dual_gate`).
-
-Every CTA of a launch that schedules itself adds up the blocks of the batch (at least one a request)
-and ends at once, or runs the other mainloop, where the gate is closed. A gate g > 0 is open to
-fewer than g blocks, g < 0 to -g blocks or more, and 0 to any. Gates of +-LONG part batches by
-min(longest request, blocks / WORKERS), about the longest piece: LONG is open to at most
-LONGEST_BLOCKS of it, -LONG to more. A gate is the upper half of the launch argument that has
-`Costs.packed` below."""
+The gate is the number of its blocks from which on keep_ab runs; below it each CTA runs swap_ab.
+It is the upper half of the launch argument that has `Costs.packed` below; 0 where a kernel has one
+mainloop."""
 
 from __future__ import annotations
 
 from ..core.errors import invalid
 
-#: by the longest piece, in blocks
-LONG = (1 << 15) - 1
-LONGEST_BLOCKS = 256
-#: workers that are taken to share a batch, about those of an H200 with pairs of CTAs
-WORKERS = 64
-#: blocks that a gate can tell apart
-MOST_BLOCKS = LONG - 1
-
-
+#: the greatest gate
+MOST_BLOCKS = (1 << 15) - 1
 #: query rows of swap_ab's row tiles in a dual build of keep_ab (`cute.keep_ab_sm90.dual`)
 DUAL_ROWS = 16
 #: by the value of the option `dual` (1: one query token, 2: several), KV tiles of a CTA up to which
@@ -45,8 +34,8 @@ def dual_gate(dual: int, rows: int, workers: int) -> int:
 
 def gated(word: int, gate: int) -> int:
     """A launch argument of 16 bits with a gate above it, as int32."""
-    if abs(gate) > LONG:
-        raise invalid("gate", gate, f"up to {MOST_BLOCKS} blocks either way")
+    if not 0 <= gate <= MOST_BLOCKS:
+        raise invalid("gate", gate, f"0 to {MOST_BLOCKS} blocks")
     if not 0 <= word < 1 << 16:
         raise invalid("word", word, "0 to 65535")
     return (gate << 16) | word

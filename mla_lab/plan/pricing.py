@@ -16,11 +16,8 @@ from .config import KernelConfig
 from .cost import CostModel
 from .cuts import Shape
 from .formula import counts, fits_ll_slice, makespans, most_splits, whole_pairs
-from .gate import LONGEST_BLOCKS, WORKERS
 from .kernel_costs import KernelCosts
 from .launch_modes import (
-    E4M3,
-    FORMATS,
     KEEP_AB_PERSISTENT,
     LaunchMode,
     find_mode,
@@ -36,10 +33,6 @@ TILE_KV = KernelConfig.tile_kv
 #: even split counts of a plan, and how many of them are priced
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 EVEN_TRIALS = 3
-#: most keys of a piece that keep_ab may accumulate in the tensor cores alone in e4m3. Its error is
-#: 1.04 times that of torch with the same rounding at 8,192 keys, 2.5 times at 65,536 (H200, see
-#: `cute.keep_ab_sm90.fp8`)
-LONGEST = LONGEST_BLOCKS * TILE_KV
 
 
 @dataclass(frozen=True)
@@ -80,8 +73,6 @@ def candidates(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
     tiles = mode.tiles_for(problem.q_dtype, problem.kv_format)
     if mode is KEEP_AB_PERSISTENT and tiles:
         # on a tie the first wins: a cluster reads each KV block once where two CTAs read it twice
-        if too_long(problem):
-            return []
         built = keep_ab_tiles(problem.q_dtype, problem.kv_format, problem.page_size)
         return [(64, 1)] if rows <= 64 or len(built) == 1 else [(128, 2), (64, 1)]
     # each row tile reads all keys, so: 8 rows for up to two row tiles, or eight where a cluster
@@ -95,21 +86,6 @@ def candidates(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
         and height < max(17, 2 * rows)
         and (mode.pair == 1 or height < rows)
     ]
-
-
-def too_long(problem: Problem) -> bool:
-    """True if keep_ab in e4m3 would have pieces of more than `LONGEST` keys."""
-    if FORMATS.get((problem.q_dtype, problem.kv_format)) != E4M3:
-        return False
-    keys = problem.kv_lens
-    return min(max(keys, default=0), sum(keys) // WORKERS) > LONGEST
-
-
-def first_too_long(problem: Problem) -> int | None:
-    """The least length of every request with which `too_long` holds; None where none does."""
-    if FORMATS.get((problem.q_dtype, problem.kv_format)) != E4M3:
-        return None
-    return max(LONGEST + 1, -(-(LONGEST + 1) * WORKERS // problem.batch))
 
 
 def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:

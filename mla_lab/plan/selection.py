@@ -15,8 +15,7 @@ throughout 64 and 128 requests of 8,192 tokens take 0.96 to 0.97 of a single CTA
 
 A single request may have a build that holds two mainloops (`dual_of`). Two builds, each launched
 for lengths that the other leaves out, cost more than they gain: a launch that ends at once takes
-2.9 to 4.9 us (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`). One pair is left, for
-accuracy: `long`."""
+2.9 to 4.9 us (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from .config import KernelConfig
 from .cost import makespan
 from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
-from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, LONG, MOST_DUAL_ROWS, dual_gate
+from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
 from .launch_modes import (
     E4M3,
@@ -76,9 +75,7 @@ class Selection:
     #: price over that of the best build for a length: mean of logarithms, and the most
     regret: float = 1.0
     worst: float = 1.0
-    #: runs where the batch has `gate` blocks or more, and this one where it has less; None: this
-    #: one always, in a dual build (see `gate`) with one mainloop below `gate`, the other from it on
-    beyond: Selection | None = None
+    #: of a dual build, see `gate`
     gate: int = 0
 
 
@@ -88,29 +85,19 @@ def select(
     costs: tuple[KernelCosts, ...] | None = None,
     able: Callable[[KernelConfig], bool] | None = None,
     ragged: bool = False,
-    long: bool = False,
 ) -> Selection | None:
-    """The build for calls of this batch, these rows and formats, or two; lengths are not looked at.
-    None where no family has one. With `able` the best whose kernel can be had, where any can.
+    """The build for calls of this batch, these rows and formats; lengths are not looked at. None
+    where no family has one. With `able` the best whose kernel can be had, where any can.
 
     Where query lengths are `ragged`, rows are no more than a bound, which a formula would have to
-    believe: there it is a walk where there is one. `long` pieces may come up in e4m3 (see
-    `pricing.too_long`): a build that adds them up in the matrix unit alone has another beside it.
+    believe: there it is a walk where there is one.
     """
     found = list(all_selections(problem, gpu, costs or recorded_costs()))
     if able is not None:
         found = [each for each in found if able(each.config)] or found
     if ragged:
         found = [each for each in found if each.num_splits == 0] or found
-    if not found:
-        return None
-    others = [each for each in found if each.config.kernel != KEEP_AB_PERSISTENT.kernel]
-    if long and others and found[0].config.kernel == KEEP_AB_PERSISTENT.kernel:
-        walks = [each for each in others if each.num_splits == 0]
-        return replace(found[0], beyond=walks[0], gate=LONG) if walks else others[0]
-    if long and others:
-        found = others
-    return found[0]
+    return found[0] if found else None
 
 
 def dual_of(

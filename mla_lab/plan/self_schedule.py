@@ -87,7 +87,8 @@ COSTS = {
     "swap_ab_persistent": Costs(piece=3, merge=4),
     "keep_ab_persistent": Costs(piece=3, merge=4),
     # of gathered tokens under a query of 16 bits, whose block takes 1.7 us, or 2.1 over 656 bytes:
-    # twice the time of e4m3 throughout (H200, 2026-11-23 and 2026-11-28, `h200_sparse.jsonl`)
+    # 1.5 to 1.9 times the time of e4m3 throughout (H200, 2026-11-28, `h200_sparse_bf16.jsonl`,
+    # `h200_sparse.jsonl`)
     "keep_ab_gather": Costs(piece=2, merge=4),
 }
 

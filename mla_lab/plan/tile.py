@@ -32,6 +32,7 @@ from ..core.errors import InvalidInput, invalid
 from ..core.problem import Problem
 from .check import check_plan
 from .config import KernelConfig
+from .promotion import promoted_slots
 from .workspace import WorkspaceLayout
 
 
@@ -117,6 +118,8 @@ class Plan:
         if slots and (self.policy, self.schedule) == ("fixed", "grid"):
             row_tiles, splits = int(self.tiles[:, 1].max()) + 1, int(self.tiles[:, 5].max())
             slots = self.problem.batch * row_tiles * splits
+        if self.schedule == "persistent":
+            slots += promoted_slots(self.problem, self.tile_rows, self.num_workers, self.config)
         return WorkspaceLayout.of(slots, self.num_groups, self.tile_rows, self.problem.latent_dim)
 
     def worker(self, index: int) -> list[WorkTile]:

@@ -203,17 +203,15 @@ def sanitizer_note(rows: Sequence[Row]) -> str:
 
 def rounding_table(rows: Sequence[Row]) -> str:
     """Each kernel's largest errors over an fp8 cache: out relative to torch's, and lse."""
-    from ..plan.pricing import LONGEST
-    from .rounding import GATHERED, worst_of
+    from ..plan.promotion import PROMOTED_KEYS
+    from .rounding import worst_of
 
     lines = []
     found = [row for row in cases(rows) if row["status"] == "ok"]
     lse = worst_of(found, "lse_error")
     for key, times in worst_of(found).items():
         query, cache, kernel, beyond = key
-        # a list of tokens is as long as its caller made it
-        cut = "" if kernel == GATHERED else ", which `choose` does not cut"
-        piece = f", pieces of more than {LONGEST} keys{cut}" if beyond else ""
+        piece = f", pieces of more than {PROMOTED_KEYS} keys" if beyond else ""
         lines.append((query, cache, f"{kernel}{piece}", f"{times:.2f}", f"{lse[key]:.1e}"))
     names = ("query", "cache", "kernel", "error of out, times torch's:", "error of lse:")
     table = markdown_table(names, lines)

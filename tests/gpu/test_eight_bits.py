@@ -14,7 +14,7 @@ from mla_lab.call.form import Features
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan, choose
-from mla_lab.plan.pricing import LONGEST
+from mla_lab.plan.promotion import PROMOTED_KEYS
 from mla_lab.reference.mla import decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native
@@ -48,14 +48,20 @@ def test_pages_of_other_sizes(
     assert counters_are_zero(workspace)
 
 
-def test_long_pieces_of_e4m3_are_added_up_tile_by_tile(workspace: torch.Tensor) -> None:
-    problem = Problem((1,) * 64, (LONGEST + 256,) * 64, 128, **E4M3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("extra", [-1, 1, PROMOTED_KEYS + 65])
+@pytest.mark.parametrize("heads", [64, 128])
+def test_long_pieces_of_e4m3_are_promoted(heads: int, extra: int, workspace: torch.Tensor) -> None:
+    """Whole requests, as many as the card runs at once, and a short one among them; row maxes move
+    behind a promotion too."""
+    lengths = (PROMOTED_KEYS + extra,) * 63 + (100,)
+    problem = Problem((1,) * 64, lengths, heads, **E4M3)  # type: ignore[arg-type]
     plan = plan_of(problem)
-    assert plan.config is not None and plan.config.kernel == "cute/swap_ab_sm90"
+    assert plan.config is not None and plan.config.kernel == "cute/keep_ab_sm90"
     inputs = inputs_of(problem, "lse")
     expected = decode_reference(inputs)
     for given in (plan, None):
         check(inputs, native(inputs, workspace, plan=given), expected)
+    assert counters_are_zero(workspace)
 
 
 @pytest.mark.parametrize("formats", FORMATS, ids=lambda f: "-".join(f.values()))

@@ -32,10 +32,10 @@ from ...plan.launch_modes import (
     SWAP_AB_PERSISTENT,
     LaunchMode,
 )
-from ...plan.pricing import config_of, first_too_long, too_long
+from ...plan.pricing import config_of
 from ...plan.selection import Selection, dual_of, select
 from .. import self_check
-from ..base import ANY_KEYS, SKIPS_NOTHING, Replay, gpu_of, not_taken
+from ..base import SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
 from ..rank_mask import masked, repeated, with_mask
 from . import blackwell, keep_ab_gather, proofs
@@ -188,15 +188,15 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
     """
     compiled = {name: getattr(features, name) for name in COMPILED}
     shortest = replace(problem, kv_lens=tuple(max(1, q_len) for q_len in problem.q_lens))
-    return _chosen(shortest, gpu, Features(**compiled), features.ragged, too_long(problem))
+    return _chosen(shortest, gpu, Features(**compiled), features.ragged)
 
 
 @lru_cache(maxsize=1024)
-def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool, long: bool) -> Selection:
+def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool) -> Selection:
     if features.skip_softmax:
         mode, rows = _skipping(problem)
         return Selection(config_of(problem, _family(mode), rows, 1), 0)
-    found = select(problem, gpu, costs(), able(problem, features), ragged, long)
+    found = select(problem, gpu, costs(), able(problem, features), ragged)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
     if ragged or features.mask or features.sinks or features.tensor_scales:
@@ -222,8 +222,7 @@ def _configs(problem: Problem, gpu: Gpu, features: Features) -> list[KernelConfi
         # of any request with so many heads, lest the others decide which builds are wanted
         any_rows = replace(problem, q_lens=(1, MOST_TOKENS), kv_lens=(MOST_TOKENS,) * 2)
         return [kind.choice.config for kind in _kinds(any_rows, gpu, features)]
-    choice = _choice(problem, gpu, features)
-    return [choice.config, *([choice.beyond.config] if choice.beyond else [])]
+    return [_choice(problem, gpu, features).config]
 
 
 def _kinds(problem: Problem, gpu: Gpu, features: Features) -> list[Kind]:
@@ -278,12 +277,4 @@ def _plan(
         kinds = _kinds(problem, gpu, features)
         return SelfScheduled.of_kinds(kinds, gpu, problem, total_q)
     planned = of_selection(_choice(problem, gpu, features), problem, gpu)
-    return replace(planned, keys=_same_choice(problem))
-
-
-def _same_choice(problem: Problem) -> range:
-    """Bounds of key lengths with which `_choice` is this one."""
-    first = first_too_long(problem)
-    if first is None:
-        return ANY_KEYS
-    return range(first, ANY_KEYS.stop) if too_long(problem) else range(first)
+    return replace(planned, any_bound=True)

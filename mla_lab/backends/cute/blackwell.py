@@ -93,7 +93,7 @@ def plan(
     """
     config = config_for(problem)
     if not features.batch_invariant:
-        return SelfScheduled.of(config, gpu, problem.latent_dim)
+        return SelfScheduled.of(config, gpu, problem)
     family = next(cost for cost in recorded_costs() if cost.key == KEEP_AB_PERSISTENT.key)
     kind = invariant_tile(problem, gpu, family, TILE, "SM100")
     return PlanOnDevice.of(replace(kind.choice, config=config), problem, total_q)

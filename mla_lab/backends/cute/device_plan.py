@@ -30,6 +30,7 @@ from ...plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, most_slots
 from ...plan.formula import MAX_SPLITS, fits_ll_slice, whole_pairs
 from ...plan.gate import gated
 from ...plan.launch_modes import costs_of, in_waves
+from ...plan.promotion import promoted_slots
 from ...plan.selection import Selection
 from ...plan.self_schedule import Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
@@ -58,19 +59,19 @@ class SelfScheduled:
     costs: Costs | PieceCuts
     #: of any batch and any lengths
     workspace: WorkspaceLayout
-    #: see `plan.gate`; with one, the launch before this one, which has the opposite gate, or none
-    #: where a dual build runs its other mainloop
+    #: of a dual build, see `plan.gate`
     gate: int = 0
     #: launched before; of pieces, for the call's requests of other numbers of query rows
     before: SelfScheduled | None = None
     #: see `backends.base.Planned`
-    keys: range | None = None
+    any_bound: bool = False
 
     @classmethod
-    def of(cls, config: KernelConfig, gpu: Gpu, latent_dim: int) -> SelfScheduled:
+    def of(cls, config: KernelConfig, gpu: Gpu, bounds: Problem) -> SelfScheduled:
         """One worker for each place on the card."""
         workers = gpu.workers(config.cluster)
-        layout = WorkspaceLayout.of(2 * workers, workers, config.tile_rows, latent_dim)
+        slots = 2 * workers + promoted_slots(bounds, config.tile_rows, workers, config)
+        layout = WorkspaceLayout.of(slots, workers, config.tile_rows, bounds.latent_dim)
         return cls(config, workers, costs_of(config), layout)
 
     @classmethod
@@ -98,6 +99,11 @@ class SelfScheduled:
         return cls(config, workers, kind.cuts, layout)
 
     @property
+    def any_page(self) -> bool:
+        """See `backends.base.Planned`."""
+        return bool(self.config.option("gather"))
+
+    @property
     def takes_few_rows(self) -> bool:
         """Whether requests of many query rows are left out, by this launch and the one before."""
         return isinstance(self.costs, PieceCuts) and not self.costs.many
@@ -111,16 +117,11 @@ class SelfScheduled:
 
 
 def of_selection(selection: Selection, bounds: Problem, gpu: Gpu) -> SelfScheduled | Formula:
-    """The launch of a selected build; of two, the second, with the first as its `before`."""
+    """The launch of a selected build."""
     if selection.config.option("grid"):
         return Formula.of(selection.config, selection.num_splits, bounds, gpu)
-    planned = SelfScheduled.of(selection.config, gpu, bounds.latent_dim)
-    if selection.beyond is None:
-        return replace(planned, gate=-selection.gate)
-    second = SelfScheduled.of(selection.beyond.config, gpu, bounds.latent_dim)
-    behind = second.workspace.behind(planned.workspace)
-    first = replace(planned, gate=selection.gate)
-    return replace(second, workspace=behind, gate=-selection.gate, before=first)
+    planned = SelfScheduled.of(selection.config, gpu, bounds)
+    return replace(planned, gate=selection.gate)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Formula:
     groups: int
     workspace: WorkspaceLayout
     #: as in `SelfScheduled`
-    keys: range | None = None
+    any_bound: bool = False
 
     @classmethod
     def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:
@@ -199,6 +200,11 @@ class Formula:
             slots = 0
         layout = WorkspaceLayout.of(slots, groups, config.tile_rows, bounds.latent_dim, ll=by_ll)
         return cls(config, num_splits, row_tiles, groups, layout)
+
+    @property
+    def any_page(self) -> bool:
+        """See `backends.base.Planned`."""
+        return bool(self.config.option("gather"))
 
     @property
     def slots(self) -> int:

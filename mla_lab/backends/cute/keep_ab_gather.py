@@ -10,13 +10,15 @@ calls, where each query token is a request of its own, and dense ones with pages
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...call.form import Features
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan import KernelConfig
 from ..base import not_taken
 from ..cuda.ops import MAX_BATCH
-from .catalogue import missing_for
+from .catalogue import able_as_shipped, missing_for
 from .device_plan import SelfScheduled
 
 ARCH = "sm_90a"
@@ -42,6 +44,8 @@ FORMATS = (
 #: heads on, and 0.56 to 0.76 in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats,
 #: not timed, follow
 SWAP_AB_HEADS = 16
+#: the most query rows of a request of a dense call, with pages of any size, that swap_ab's takes
+SWAP_AB_ROWS = 16
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
@@ -67,19 +71,22 @@ def takes(heads: int) -> bool:
 
 
 def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bool:
-    """Whether "cute" takes the kernel: a sparse call for which the record has it ahead, and whose
-    build can be had.
+    """Whether "cute" takes the kernel: a call for which the record has it ahead, and whose build
+    can be had; of a dense call, ships.
     """
-    if not problem.top_k or refusal(features, problem, gpu) or too_many(total_q, problem):
+    if refusal(features, problem, gpu) or too_many(total_q, problem):
         return False
-    if not takes(problem.heads):
-        return False
-    return missing_for(config_for(problem), problem, features) is None
+    config = config_for(problem)
+    if problem.top_k:
+        return takes(problem.heads) and missing_for(config, problem, features) is None
+    rows = problem.heads * max(problem.q_lens, default=0)
+    return rows > SWAP_AB_ROWS and able_as_shipped(problem, features)(config)
 
 
 def plan(problem: Problem, gpu: Gpu) -> SelfScheduled:
     """One worker for each place on the card."""
-    return SelfScheduled.of(config_for(problem), gpu, problem.latent_dim)
+    planned = SelfScheduled.of(config_for(problem), gpu, problem)
+    return replace(planned, any_bound=not problem.top_k)
 
 
 def config_for(problem: Problem) -> KernelConfig:

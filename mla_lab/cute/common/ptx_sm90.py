@@ -107,18 +107,21 @@ def transpose_8x8(word: Int32) -> Int32:
     return ptx("movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", word, out=Int32)
 
 
+def opaque(x: Int32) -> Int32:
+    """x through an opaque move, so that the compiler recomputes what depends on it here instead of
+    holding it in registers through the caller's loops."""
+    return ptx("mov.b32 {$w0}, {$r0};", Int32(x), out=Int32)
+
+
 def fresh_thread() -> Int32:
-    """threadIdx.x through an opaque move, so that the compiler recomputes what depends on it here
-    instead of holding it in registers through the caller's loops. The mask says that it is not
-    negative, so that divisions by powers of two are shifts."""
-    tid, _, _ = cute.arch.thread_idx()
-    return ptx("mov.b32 {$w0}, {$r0};", Int32(tid), out=Int32) & 1023
+    """threadIdx.x, `opaque`. The mask says that it is not negative, so that divisions by powers of
+    two are shifts."""
+    return opaque(cute.arch.thread_idx()[0]) & 1023
 
 
 def fresh_block() -> Int32:
-    """blockIdx.x through an opaque move, for the same reason."""
-    block, _, _ = cute.arch.block_idx()
-    return ptx("mov.b32 {$w0}, {$r0};", Int32(block), out=Int32)
+    """blockIdx.x, `opaque`."""
+    return opaque(cute.arch.block_idx()[0])
 
 
 def pack2(a: Float32, b: Float32, dtype: Any) -> Int32:

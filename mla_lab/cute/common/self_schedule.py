@@ -34,7 +34,6 @@ from cutlass import Float32, Int32, Uint32
 
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
-from .gate import gate_open
 from .ptx_sm90 import div_pow2, load_relaxed, load_where
 
 #: words of a plan row
@@ -457,8 +456,6 @@ def find_work(b: Batch, worker: Int32) -> Int32:
             first = last
     if (begin >= Int32(line.length)) | (part >= bundles):
         count = Int32(0)
-    if not gate_open(b.costs >> 16, t.keys, t.longest):
-        count = Int32(0)
     known = select(item == at.item, at.blocks, Int32(REST))
     lane = cute.arch.lane_idx()
     found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
@@ -484,7 +481,7 @@ def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     split = select(shared, part, part - (bundles - 1))
     there = (tiles > 0) & (part < bundles) & (split >= 0) & (split < pieces)
     count, closed = select(there, Int32(1), Int32(0)), Int32(0)
-    if not gate_open(b.costs >> 16, blocks, blocks):
+    if blocks < b.costs >> 16:
         count, closed = Int32(0), Int32(1)
     begin = Int32(Uint32(blocks * split) // Uint32(pieces))
     end = Int32(Uint32(blocks * (split + 1)) // Uint32(pieces))

@@ -88,11 +88,6 @@ def plan_of(words: Int32) -> Plan:
     return Plan(first, count, words)
 
 
-def without_gate(b: Batch):
-    """Whether the launch has no gate; one by pieces never has."""
-    return True if b.pieces else b.costs >> 16 == 0
-
-
 def gate_closed(plan: Plan):
     """Whether the gate of the launch is closed to this batch."""
     return cute.arch.make_warp_uniform(cute.arch.shuffle_sync(plan.words, CLOSED)) == 1

@@ -22,10 +22,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.launch_arguments import operand_fields
-from ..common.worker_plan import gate_closed, prefetch_ahead, without_gate
+from ..common.worker_plan import gate_closed, prefetch_ahead
 from ..rows_on_m.params import Cta, Globals
 from ..rows_on_m.profile import profile_event
-from ..rows_on_m.work_records import batch_of
 from . import dual, fp8, kernel_bf16
 from .params import Config, Mmas
 from .tile_scheduler import find_plan, load_plan
@@ -55,7 +54,7 @@ def decode_kernel(
         find_plan(cfg, g, s, cta_idx, rank)
     if const_expr(cfg.pdl and not cfg.fetches_tokens):
         many = g.seq_lens.shape[0] >= LEAST_REQUESTS
-        if (warp_idx == 2) & many & without_gate(batch_of(cfg, g)):
+        if (warp_idx == 2) & many:
             kv = KvCache(g.cache, g.block_table, rank)
             prefetch_ahead(kv, g.tiles, g.schedule, cta_idx)
     ahead = dual.issue_ahead(cfg, swap, warp_idx) if const_expr(cfg.dual) else None

@@ -20,7 +20,7 @@ from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import div_pow2, load_relaxed
 from ..common.self_schedule import WORDS, Batch, Plan, select
-from ..common.worker_plan import open_plan, prefetch_ahead, tile_words, without_gate
+from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 
@@ -122,7 +122,7 @@ def prefetch(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     if const_expr(c.grid):
         if many:
             prefetch_grid(c, g, rank)
-    elif many & without_gate(batch_of(c, g)):
+    elif many:
         block, _, _ = cute.arch.block_idx()
         prefetch_ahead(KvCache(g.cache, g.block_table, Int32(0)), g.tiles, g.schedule, block)
 

@@ -21,8 +21,8 @@ mbarriers               arrivals per phase
     p_pipe.empty        rescale factors of t have been read: 256 PV threads
     stats_read          row sums and row maxes have been read: 256 PV threads
     q_pipe              full: Q landed; empty: Q is in registers, 4 QK-softmax warps
-Named barriers: PV_BARRIER, in the merge, as in `kernel_bf16`; with `gather` RECORD_BARRIER, at
-which the second of the two producer warps waits for a work tile's record.
+Named barriers: PV_BARRIER, in the merge, as in `kernel_bf16`, and in `promotion`; with `gather`
+RECORD_BARRIER, at which the second of the two producer warps waits for a work tile's record.
 
 Timeline of a steady tile (SM clocks; the tensor core needs 576 for QK and 512 for PV; an H200 takes
 1440 to 1500, of which PV takes 1340: its steps wait for their turn)
@@ -35,9 +35,10 @@ tiles are held, alternating. Plans, work tiles, partials and merges are those of
 
 Precision. A weight is at most 430 of e4m3's 448. The tensor core accumulates O^T with fewer bits
 than fp32: for 8192 Gaussian keys in one work tile the error is 1.03 times that of torch with
-weights rounded alike, for 65536 keys 2.5 times (H200, 2026-11-20). An MMA of its own for each tile,
-added in fp32, gives 1.01 and 1.09, but takes the registers of the second scores: 141 us where this
-took 134, and takes 125 by now (64 requests of 8192 tokens, H200).
+weights rounded alike; for 65536 keys it was 2.5 times (H200, 2026-11-20) before O^T was promoted to
+fp32 every 16384 keys (`promotion`). An MMA of its own for each tile, added in fp32, gives 1.01 and
+1.09, but takes the registers of the second scores: 141 us where this took 134, and takes 125 by now
+(64 requests of 8192 tokens, H200).
 
 A bf16 query over the same cache (`query_hi_lo`)
     S[rows, tokens]      A  Q as two terms of e4m3, 5 of 9 boxes of the first in registers, 6 with
@@ -97,7 +98,7 @@ THREADS = 512
 def role_registers(cfg: Fp8Config) -> tuple[int, int, int]:
     """Registers per thread of the producer, the QK-softmax and the two PV warp groups: 512 in all.
     fp16 V^T takes more of PV; fetched tokens more of the producer. With 160 for PV over an e4m3
-    query ptxas serializes all MMAs of the kernel (`xray.serializes`): 151 us in place of 123."""
+    query ptxas serializes all MMAs of the kernel (`xray.serializes`)."""
     if cfg.query_hi_lo and not (cfg.kv_656 or cfg.p_exchange):
         return (32, 128, 176) if cfg.gather else (24, 136, 176)
     return 24, 152, 168

@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float16, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import warpgroup
 
+from ....plan.promotion import PROMOTED_TILES
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
@@ -34,6 +35,7 @@ from ..params import BOX, ROPE_BOX
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP
+from .promotion import kv_tiles, promote, rescale_promoted, start_factors
 
 #: log2 of the factor of fp16 partials: no result passes 448, the greatest V
 PARTIAL_LOG2 = 7
@@ -194,6 +196,8 @@ def gemm_pv(cta: Cta, f: Fragments, stage, p_stage, after: PipelineState):
         moved = moved | (two_factors(cta, p_stage, row + BLOCK) != NO_RESCALE)
     if cute.arch.vote_any_sync(moved):
         rescale_o(cta, f.tOrO, p_stage)
+        if const_expr(cta.cfg.promotes):
+            rescale_promoted(cta, p_stage)
     base = f.v_at + stage * cta.cfg.stage_bytes
     if const_expr(cta.cfg.query_hi_lo):
         v_fp8_to_fp16.issue_pv_fp16(cta, f, base, stage, p_stage)
@@ -332,30 +336,64 @@ def pv_tile(cta: Cta, f: Fragments, state: PvState, left):
 
 
 @cute.jit
+def run_tiles(cta: Cta, f: Fragments, state: PvState, index):
+    """O^T of a work tile from zeros: PV of its tiles, as P is committed. Returns the state behind
+    them."""
+    f.tOrO.fill(0.0)
+    left, opened, ready = Int32(1), Boolean(False), Boolean(False)
+    while left > 0:
+        left = cute.arch.make_warp_uniform(left)
+        state = PvState(cute.arch.make_warp_uniform(state.stage), state.counter)
+        if not ready:
+            wait_for_p(cta, p_of(cta, state))
+        if not opened:  # behind P of its first tile, the record is written
+            work = read_work(cta.g, cta.s, index)
+            left = cute.arch.make_warp_uniform(work.end - work.begin)
+            opened = Boolean(True)
+        ready = pv_tile(cta, f, state, left)
+        left = left - 1
+        state = advance(cta, state)
+    return state
+
+
+@cute.jit
+def run_promoted_tiles(cta: Cta, f: Fragments, state: PvState, index):
+    """The same with `promotion`."""
+    wait_for_p(cta, p_of(cta, state))
+    left, ready = kv_tiles(cta, index), Boolean(True)
+    while left > 0:
+        f.tOrO.fill(0.0)
+        more = Boolean(True)
+        while more:
+            left = cute.arch.make_warp_uniform(left)
+            state = PvState(cute.arch.make_warp_uniform(state.stage), state.counter)
+            if not ready:
+                wait_for_p(cta, p_of(cta, state))
+            ready = pv_tile(cta, f, state, left)
+            left = left - 1
+            state = advance(cta, state)
+            more = (left & (PROMOTED_TILES - 1)) != 0
+        promote(cta, f.tOrO, index, left)
+    return state
+
+
+@cute.jit
 def mainloop_pv(cta: Cta):
     """Per work tile: V^T P^T tile by tile as P is committed."""
     cfg, g = cta.cfg, cta.g
     f = make_fragments(cta)
     first, last = cta.plan.first, cta.plan.last
     arrive_all(cta, cta.s.stats_read.base)
+    if const_expr(cfg.promotes):
+        start_factors(cta)
     state = PvState(Int32(0), Int32(0))
     for index in cutlass.range(first, last, unroll=1):
         if const_expr(cfg.query_hi_lo):
             state = PvState(skip_query(cta, state.stage), state.counter)
-        f.tOrO.fill(0.0)
-        left, opened, ready = Int32(1), Boolean(False), Boolean(False)
-        while left > 0:
-            left = cute.arch.make_warp_uniform(left)
-            state = PvState(cute.arch.make_warp_uniform(state.stage), state.counter)
-            if not ready:
-                wait_for_p(cta, p_of(cta, state))
-            if not opened:  # behind P of its first tile, the record is written
-                work = read_work(g, cta.s, index)
-                left = cute.arch.make_warp_uniform(work.end - work.begin)
-                opened = Boolean(True)
-            ready = pv_tile(cta, f, state, left)
-            left = left - 1
-            state = advance(cta, state)
+        if const_expr(cfg.promotes):
+            state = run_promoted_tiles(cta, f, state, index)
+        else:
+            state = run_tiles(cta, f, state, index)
         profile_event(cfg, g, "last PV")
         epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")

@@ -101,6 +101,11 @@ class Fp8Config(Config):
         return self.dtype != "e4m3"
 
     @property
+    def promotes(self) -> bool:
+        """Long work tiles are added up in fp32 (`promotion`): products of e4m3 throughout."""
+        return not self.query_hi_lo
+
+    @property
     def p_exchange(self) -> bool:
         """The CTAs of a cluster halve O's columns and exchange P (`p_exchange_2cta`)."""
         return self.cluster == 2 and self.query_hi_lo and not (self.kv_656 or self.features)
@@ -235,6 +240,7 @@ class Fp8Shared:
     q_pipe: Pipeline  # hi_lo: full is unused, empty orders the threads that read and write Q
     kv_656: Any = None  # Kv656Shared
     plan: Any = None  # int32 [32]: the worker's tiles, see `common.self_schedule`
+    sPromoted: Any = None  # e4m3 query: fp32 (64), see `promotion`
     valid: Any = None  # gather: int32 (2, stage): bit t of word h says that token 32 h + t is there
 
 
@@ -316,6 +322,7 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
     row_sum, row_max = (array(Float32, cute.make_layout(cfg.rows), 64) for _ in range(2))
     # features alone have scales in memory; with P exchanged there are none, nor 16 B to spare
     scale = None if const_expr(cfg.p_exchange) else array(Float32, cute.make_layout(4), 16)
+    promoted = array(Float32, cute.make_layout(BLOCK), 64) if const_expr(cfg.promotes) else None
     q = q_low = p_rest = p = kv_656 = None
     if const_expr(cfg.kv_656):
         kv, kv_656 = allocate_656(cfg, alloc, last)
@@ -336,5 +343,6 @@ def allocate(cfg: Fp8Config, *layouts) -> Fp8Shared:
         Pipeline(MBarriers(stats + 1), MBarriers(stats + 2)),
         kv_656,
         plan,
+        promoted,
         array(Int32, cute.make_layout((2, stages)), 8) if cfg.gather else None,
     )  # fmt: skip

@@ -1,0 +1,28 @@
+"""How far keep_ab in e4m3 adds up a piece in the tensor cores alone, and where it adds up the rest.
+
+See `cute.keep_ab_sm90.fp8.promotion`.
+"""
+
+from __future__ import annotations
+
+from ..core.problem import Problem
+from .config import KernelConfig
+
+#: KV tiles of 64 keys after which the kernel promotes O to fp32. The tensor core's error is 1.04
+#: times that of torch with the same rounding at 8,192 keys, 2.5 times at 65,536 (H200, 2026-11-20,
+#: `cute.keep_ab_sm90.fp8`)
+PROMOTED_TILES = 256
+PROMOTED_KEYS = PROMOTED_TILES * 64
+#: the kernel, its (query, cache), and the least rows of its row tiles
+KERNEL, FORMATS, LEAST_ROWS = "cute/keep_ab_sm90", ("e4m3", "e4m3"), 64
+
+
+def promoted_slots(
+    problem: Problem, tile_rows: int, workers: int, config: KernelConfig | None
+) -> int:
+    """Slots of the workspace, behind those of the partials, for promoted O: one a worker. Without
+    `config` any kernel with such row tiles may run.
+    """
+    formats = (problem.q_dtype, problem.kv_format)
+    promotes = formats == FORMATS and tile_rows >= LEAST_ROWS
+    return workers if promotes and (config is None or config.kernel == KERNEL) else 0

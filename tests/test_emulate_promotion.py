@@ -1,0 +1,70 @@
+"""keep_ab in e4m3: work tiles of so many KV tiles that O is promoted to fp32."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_lab import jit
+from mla_lab.core import kv_cache as formats
+from mla_lab.core.problem import LATENT_DIM, Problem
+from mla_lab.emulate import EmulatedKernel
+from mla_lab.emulate.calls import call_of, problem_for
+from mla_lab.plan import KernelConfig, make_plan
+from mla_lab.plan.promotion import PROMOTED_KEYS, promoted_slots
+from mla_lab.reference.inputs import make_inputs
+from mla_lab.reference.tolerance import error, lse_error
+
+from .shared_builds import E4M3
+from .shared_builds import KEEP_AB_E4M3 as BUILD
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("tiles", [257, 513])
+def test_row_maxes_may_move_behind_a_promotion(tiles: int) -> None:
+    """Scores rise by a power of two every 64 tiles, so that what was promoted is rescaled. A first
+    request of one tile promotes nothing."""
+    length = 64 * tiles
+    problem = problem_for(BUILD, (64, length))
+    inputs = make_inputs(problem, 0, ["lse"], workspace_bytes=64)
+    cache = formats.unpack(inputs.kv_cache)
+    query = torch.zeros_like(inputs.query, dtype=torch.float32)
+    query[..., LATENT_DIM] = 1.0
+    cache[..., LATENT_DIM:] = 0
+    for index, page in enumerate(inputs.block_tables[1, : 64 * tiles // BUILD.page_size].tolist()):
+        # a score times bmm1_scale is a natural logarithm
+        tile = index * BUILD.page_size // 64
+        octaves = round(tile / 64 * math.log(2) / float(inputs.bmm1_scale))
+        for column in range(8):  # e4m3 holds up to 448
+            share = min(octaves // 8 + (column < octaves % 8), 448)
+            cache[page].view(-1, cache.shape[-1])[:, LATENT_DIM + column] = share
+    query[..., LATENT_DIM : LATENT_DIM + 8] = 1.0
+    packed = formats.pack(cache, problem.kv_format)
+    call = call_of(BUILD, replace(inputs, query=query.to(inputs.query.dtype), kv_cache=packed))
+    EmulatedKernel.of(jit.compile(BUILD))(*call.args)
+    assert error(call.out, call.expected.out.reshape(call.out.shape)).relative < 0.03
+    assert call.lse is not None and call.expected.lse is not None
+    assert lse_error(call.lse, call.expected.lse.reshape(call.lse.shape)) < 1e-3
+
+
+@pytest.mark.parametrize("batch", [1, 200])
+def test_a_plan_has_a_slot_a_worker_behind_its_partials(batch: int) -> None:
+    problem = Problem.uniform(batch, 1, PROMOTED_KEYS, 64, **E4M3)  # type: ignore[arg-type]
+    named = {"tile_rows": 64, "tile_kv": 64, "num_workers": 132, "policy": "fixed"}
+    plan = make_plan(problem, **named, num_splits=4)  # type: ignore[arg-type]
+    assert plan.workspace["partial_out"].shape == (plan.num_slots + 132, 64, 512)
+    wide = make_plan(replace(problem, q_dtype="bf16"), **named, num_splits=4)  # type: ignore[arg-type]
+    assert wide.workspace["partial_out"].shape == (wide.num_slots, 64, 512)
+
+
+def test_other_kernels_and_lower_tiles_promote_nothing() -> None:
+    problem = Problem.uniform(1, 1, PROMOTED_KEYS, 64, **E4M3)  # type: ignore[arg-type]
+    assert promoted_slots(problem, 64, 132, KernelConfig("cute/keep_ab_sm90")) == 132
+    assert promoted_slots(problem, 64, 132, None) == 132
+    assert not promoted_slots(problem, 32, 132, None)
+    assert not promoted_slots(problem, 64, 132, KernelConfig("cute/mla_sm100"))
+    assert not promoted_slots(replace(problem, kv_format="bf16"), 64, 132, None)

@@ -9,7 +9,7 @@ import pytest
 
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
-from mla_lab.verify import target_figures, targets, uniform_table
+from mla_lab.verify import pages_table, target_figures, targets, uniform_table
 from mla_lab.verify.target_figures import FIGURES, Figure
 from mla_lab.verify.targets import Target, Verdict, judge, load, table
 
@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     (tmp_path / "records").mkdir()
     (tmp_path / targets.ATTEMPTS).write_text(json.dumps(attempt) + "\n")
-    for module in (targets, target_figures, uniform_table):
+    for module in (targets, target_figures, uniform_table, pages_table):
         monkeypatch.setattr(module, "data_dir", lambda: tmp_path)
     target_figures.rows_of.cache_clear()
     yield tmp_path
@@ -186,11 +186,10 @@ def a_step(name, us, uniform_us, lengths=(150, 50), heads=16):
     return rows
 
 
-def write_uniform(folder, *rows):
+def write_uniform(folder, *rows, record=uniform_table.RECORD):
     environment = {"card": {"name": "a card"}, "commit": "c" * 40, "dirty": False}
     lines = [{**RUN, "environment": environment}, *rows]
-    path = folder / uniform_table.RECORD
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (folder / record).write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
 def test_steps_over_uniform_batches_by_hand(folder):
@@ -218,6 +217,20 @@ def test_steps_over_uniform_batches_by_hand(folder):
         "| mooncake_conversation | 16 | 1 | 0.900 | 0.900 | n2 s4 |",
         "| mooncake_conversation | 128 | 1 | 3.000 | 3.000 | n2 s3 |",
     ]
+
+
+def test_page_sizes_are_compared_with_pages_of_64(folder):
+    rows = []
+    for size, us in ((1, 12.0), (16, 11.0), (64, 10.0)):
+        row = a_row(f"b2_q1_h16_kv100_p{size}", "mla-lab-plain", us)
+        rows.append({**row, "problem": row["problem"] | {"page_size": size}})
+    write_uniform(folder, *rows, record=pages_table.RECORD)
+    assert pages_table.made().splitlines()[-1] == (
+        "| bf16 | bf16 | 16 | 2 | 100 | 10.0 | 11.0 | 12.0 | 1.10 | 1.20 |"
+    )
+    write_uniform(folder, *rows[1:], record=pages_table.RECORD)
+    with pytest.raises(InvalidInput, match="page sizes: got"):
+        pages_table.made()
 
 
 def test_a_uniform_twin_has_as_many_tokens(folder):

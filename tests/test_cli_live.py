@@ -75,7 +75,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 19
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 20
     verbs += [
         "verify pairwise",
         "verify published",

@@ -29,6 +29,7 @@ from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, make_plan
 from ..plan.launch_modes import LAUNCH_MODES
+from ..plan.promotion import PROMOTED_KEYS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference
 from ..reference.tolerance import rel_error
@@ -127,6 +128,11 @@ CASES: dict[str, Sample] = {
     ),
     "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
     "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
+    "pages of 1, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=1), ("lse",)),
+    "e4m3, pages of 4, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=4, **EIGHT)),
+    "656 bytes, pages of 4, 64 rows": Sample(
+        _uniform(1, (300, 0, 700), 64, page_size=4, kv_format="fp8_656"), ("lse",)
+    ),
     "pages of 4, tree mask": Sample(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
     "pages of 16": Sample(_uniform(1, TWO, 16, page_size=16), ("lse",)),
     "pages of 32": Sample(_uniform(1, TWO, 16, page_size=32), ("lse",)),
@@ -157,6 +163,10 @@ CASES: dict[str, Sample] = {
     ),
     "e4m3, query on M": Sample(
         _uniform(1, (300, 0), 64, **EIGHT), ("lse",), "keep_ab_persistent", (64, 1)
+    ),
+    # two pieces that promote O, in each of two CTAs
+    "e4m3, query on M, promoted": Sample(
+        _uniform(1, (2 * PROMOTED_KEYS + 300,), 64, **EIGHT), (), "keep_ab_persistent", (64, 1)
     ),
     "e4m3, query on M, 128 rows": Sample(
         _uniform(1, TWO, 128, **EIGHT), (), "keep_ab_persistent", (128, 2)

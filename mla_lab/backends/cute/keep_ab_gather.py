@@ -5,7 +5,11 @@ tokens, so that a call with more than 64 heads fetches each token once per 64 he
 calls, where each query token is a request of its own, and dense ones with pages of any size.
 "cute" chooses it for sparse calls of more heads than `SWAP_AB_HEADS`, where the records
 `h200_sparse.jsonl` and `h200_sparse_bf16.jsonl` in `data/records` have it ahead of swap_ab's gather
-(`token_gather`), or within 0.6 us of it, between the other kernels of a step.
+(`token_gather`), or within 0.6 us of it, between the other kernels of a step; and for dense calls
+of more rows than one row tile of that kernel, each of which fetches all tokens. With pages of one
+token, 8,192 of them, it takes 0.58 of that kernel's time for 64 requests of 128 heads and 0.66 for
+4 in bf16, 0.45 and 0.69 in e4m3, 0.35 and 0.51 over 656 bytes; for one request of 1,024 tokens 1.15
+(H200, 2026-11-29, `data/notes/kernel_attempts.jsonl`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ..base import not_taken
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able_as_shipped, missing_for
 from .device_plan import SelfScheduled
+from .token_gather import tall_rows
 
 ARCH = "sm_90a"
 #: values of the option `gather`
@@ -44,8 +49,6 @@ FORMATS = (
 #: heads on, and 0.56 to 0.76 in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats,
 #: not timed, follow
 SWAP_AB_HEADS = 16
-#: the most query rows of a request of a dense call, with pages of any size, that swap_ab's takes
-SWAP_AB_ROWS = 16
 
 
 def refusal(features: Features, problem: Problem, gpu: Gpu) -> str | None:
@@ -80,7 +83,7 @@ def is_ahead(problem: Problem, total_q: int, gpu: Gpu, features: Features) -> bo
     if problem.top_k:
         return takes(problem.heads) and missing_for(config, problem, features) is None
     rows = problem.heads * max(problem.q_lens, default=0)
-    return rows > SWAP_AB_ROWS and able_as_shipped(problem, features)(config)
+    return rows > tall_rows(problem) and able_as_shipped(problem, features)(config)
 
 
 def plan(problem: Problem, gpu: Gpu) -> SelfScheduled:

@@ -51,13 +51,13 @@ def configs_for(
     """
     sparse = problem.top_k > 0
     rows = problem.heads if sparse or batch_invariant else max(problem.rows.tolist(), default=0)
-    tall, low = (_pair_of(height, sparse) for height in (_tall(problem), LOW))
+    tall, low = (_pair_of(height, sparse) for height in (tall_rows(problem), LOW))
     if rows > LOW:
         return tall
     return low if all(map(able, low)) or not all(map(able, tall)) else tall
 
 
-def _tall(problem: Problem) -> int:
+def tall_rows(problem: Problem) -> int:
     """Rows of the taller tile: as many as there are registers for beside the tokens' addresses."""
     if (
         problem.top_k

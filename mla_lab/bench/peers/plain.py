@@ -29,8 +29,7 @@ UNUSED_PAGE = 2**31 - 1
 
 
 def kernel_of(planned: Planned) -> dict[str, Any]:
-    """Notes on the kernel that a call chose. Where a batch-invariant call has two launches, they are
-    on the first one."""
+    """Notes on the kernel that a call chose; of the two of a batch-invariant call, on the first."""
     first = getattr(planned, "before", None) or planned
     config: KernelConfig | None = getattr(first, "config", None)
     return {} if config is None else {"kernel": config.name(), "tile_rows": config.tile_rows}

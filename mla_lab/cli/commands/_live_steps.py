@@ -68,6 +68,10 @@ COMMANDS = {
         f"bench run RECORD {OWN} --batch 16,64,128 --heads 16,128 --kv-len 1024,8192 "
         "--q-dtype bf16,fp16 --parts 3",
     ],
+    "h200_plain_pages": [
+        f"{PLAIN_ALONE} --batch 1,4,16,64 --heads 16,128 --kv-len 8192 --page-size 1,16,64 "
+        f"{FORMATS}"
+    ],
     "h200_sparse": [
         f"{SPARSE} --batch 1,4,16,64,128 --heads 16,64,128 --q-len 1,2 --top-k 2048",
         f"{SPARSE} --batch 4,16,64,128 --heads 32,64,128 --top-k 1024 --no-ceilings",
@@ -297,6 +301,7 @@ STEPS = (
         "formats",
         "formats, page sizes, batch invariance, eight-bit caches",
         "h200_formats",
+        "h200_plain_pages",
         "h200_invariant",
         "h200_eight_bits",
     ),

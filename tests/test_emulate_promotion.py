@@ -46,7 +46,9 @@ def test_row_maxes_may_move_behind_a_promotion(tiles: int) -> None:
     packed = formats.pack(cache, problem.kv_format)
     call = call_of(BUILD, replace(inputs, query=query.to(inputs.query.dtype), kv_cache=packed))
     EmulatedKernel.of(jit.compile(BUILD))(*call.args)
-    assert error(call.out, call.expected.out.reshape(call.out.shape)).relative < 0.03
+    # apart: a few keys have a larger result than many, whose values cancel
+    for out, expected in zip(call.out, call.expected.out.reshape(call.out.shape), strict=True):
+        assert error(out, expected).relative < 0.05
     assert call.lse is not None and call.expected.lse is not None
     assert lse_error(call.lse, call.expected.lse.reshape(call.lse.shape)) < 1e-3
 

@@ -164,7 +164,11 @@ CUTE: tuple[KernelConfig, ...] = (
     # a cache of eight bits under a bf16 query, in the commonest page size
     *_in_modes(MODES, masks=("causal",), caches=("e4m3", "fp8_656")),
     # many rows of it; with sinks, draft masks and scales in memory as below
-    *keep_ab(KEEP_AB_PERSISTENT.hi_lo_tiles, caches=("e4m3", "fp8_656")),
+    *keep_ab(
+        KEEP_AB_PERSISTENT.hi_lo_tiles,
+        formats=_pages("bf16", PAGE_SIZES),
+        caches=("e4m3", "fp8_656"),
+    ),
     # sparse calls of many heads, tokens fetched as they are stored; over bf16 and over 656-byte
     # tokens with sinks and scales in memory too
     *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("", "fp8_656")),

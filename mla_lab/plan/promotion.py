@@ -8,10 +8,11 @@ from __future__ import annotations
 from ..core.problem import Problem
 from .config import KernelConfig
 
-#: KV tiles of 64 keys after which the kernel promotes O to fp32. The tensor core's error is 1.04
-#: times that of torch with the same rounding at 8,192 keys, 2.5 times at 65,536 (H200, 2026-11-20,
-#: `cute.keep_ab_sm90.fp8`)
-PROMOTED_TILES = 256
+#: KV tiles of 64 keys after which the kernel promotes O to fp32. With twice as many the worst error
+#: was 1.75 times that of torch with the same rounding, at 65,536 keys of a heavy-tailed cache, and
+#: 1.61 at 16,384; up to 8,192 keys, which promote nothing, it is 1.17 (H200, 2026-11-29,
+#: `data/notes/kernel_attempts.jsonl`)
+PROMOTED_TILES = 128
 PROMOTED_KEYS = PROMOTED_TILES * 64
 #: the kernel, its (query, cache), and the least rows of its row tiles
 KERNEL, FORMATS, LEAST_ROWS = "cute/keep_ab_sm90", ("e4m3", "e4m3"), 64

@@ -36,7 +36,7 @@ tiles are held, alternating. Plans, work tiles, partials and merges are those of
 Precision. A weight is at most 430 of e4m3's 448. The tensor core accumulates O^T with fewer bits
 than fp32: for 8192 Gaussian keys in one work tile the error is 1.03 times that of torch with
 weights rounded alike; for 65536 keys it was 2.5 times (H200, 2026-11-20) before O^T was promoted to
-fp32 every 16384 keys (`promotion`). An MMA of its own for each tile, added in fp32, gives 1.01 and
+fp32 every 8192 keys (`promotion`). An MMA of its own for each tile, added in fp32, gives 1.01 and
 1.09, but takes the registers of the second scores: 141 us where this took 134, and takes 125 by now
 (64 requests of 8192 tokens, H200).
 

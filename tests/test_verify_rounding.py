@@ -116,6 +116,6 @@ def test_the_table_says_what_each_kernel_is_off_by() -> None:
     ]
     lines = tables.rounding_table(rows).splitlines()
     assert lines[2] == "| e4m3 | e4m3 | keep_ab 64 rows | 1.25 | 1.2e-02 |"
-    assert lines[3].startswith("| e4m3 | e4m3 | keep_ab 64 rows, pieces of more than 16384 keys")
+    assert lines[3].startswith("| e4m3 | e4m3 | keep_ab 64 rows, pieces of more than 8192 keys")
     assert lines[-1].startswith("Worst over 64 and 65536 keys, whole requests, 2 calls on X, ")
     assert len(lines) == 6

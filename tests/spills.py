@@ -12,7 +12,7 @@ from mla_lab.plan.promotion import KERNEL as PROMOTED
 
 #: bytes of machine code of the largest shipped builds by kernel (2026-11-29): no build grows unseen
 MOST_CODE = {
-    "cute/keep_ab_sm90": 126_080,
+    "cute/keep_ab_sm90": 126_720,
     "cute/swap_ab_sm90": 153_088,
     "cuda/xqa": 171_520,
 }

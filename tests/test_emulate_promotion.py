@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from mla_lab import jit
+from mla_lab.api.decode import decode
 from mla_lab.core import kv_cache as formats
+from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import LATENT_DIM, Problem
 from mla_lab.emulate import EmulatedKernel
 from mla_lab.emulate.calls import call_of, problem_for
@@ -61,6 +63,22 @@ def test_a_plan_has_a_slot_a_worker_behind_its_partials(batch: int) -> None:
     assert plan.workspace["partial_out"].shape == (plan.num_slots + 132, 64, 512)
     wide = make_plan(replace(problem, q_dtype="bf16"), **named, num_splits=4)  # type: ignore[arg-type]
     assert wide.workspace["partial_out"].shape == (wide.num_slots, 64, 512)
+
+
+def test_a_plan_without_those_slots_is_refused() -> None:
+    """The kernel would promote O where the workspace has nothing."""
+    made = Problem.uniform(1, 1, PROMOTED_KEYS + 1, 64)
+    for rows, schedule, refused in ((64, "persistent", True), (16, "persistent", False)):
+        plan = make_plan(
+            made, tile_rows=rows, tile_kv=64, num_workers=4, policy="none", schedule=schedule
+        )
+        inputs = make_inputs(replace(made, **E4M3), 0, workspace_bytes=1 << 25)  # type: ignore[arg-type]
+        named = {**inputs.contract_args(), "plan": plan, "backend": "torch"}
+        if refused:
+            with pytest.raises(InvalidInput, match="plan: got one for bf16 over bf16"):
+                decode(**named)
+        else:
+            assert decode(**named) is not None
 
 
 def test_other_kernels_and_lower_tiles_promote_nothing() -> None:

@@ -90,7 +90,7 @@ def record(call: Call, planned: Planned, launch: Replay) -> None:
         return
     exact, any_bound = args.plan is not None, getattr(planned, "any_bound", False)
     # a kernel that takes pages of any size does not compare the size
-    sized = getattr(planned, "any_page", not (exact or any_bound))
+    sized = getattr(planned, "any_page", False) or not (exact or any_bound)
     kinds = tuple(_kind(p, getattr(args, p.name), uses, any_bound, sized) for p in PARAMETERS)
     expected: dict[str, Any] = {"launch": launch, "form": call.form}
     for p in PARAMETERS:

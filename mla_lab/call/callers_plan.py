@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 from ..core.errors import invalid
 from ..plan import Plan
 from ..plan.check import check_plan
+from ..plan.promotion import promoted_slots
 from .bind import Call
 
 #: plans that a form keeps as fitting its bounds, before it drops all
@@ -48,9 +49,22 @@ def _check(plan: Plan, call: Call) -> None:
         _check_lengths("kv_lens", made.kv_lens, here.kv_lens, call.lengths_known)
     if call.features.batch_invariant and plan.policy != "fixed_size":
         raise invalid("plan", f"policy {plan.policy!r} with batch_invariant", "'fixed_size'")
+    _check_formats(plan, call)
     if _CHECKED.get(id(plan)) is not plan:
         check_plan(plan)
         _CHECKED[id(plan)] = plan
+
+
+def _check_formats(plan: Plan, call: Call) -> None:
+    """Refuse a plan whose workspace has no room for the O that this call's kernel promotes. In
+    other respects formats need not be those that a plan was made for."""
+    made, here = (
+        promoted_slots(problem, plan.tile_rows, plan.num_workers, plan.config)
+        for problem in (plan.problem, call.problem)
+    )
+    if plan.schedule == "persistent" and here > made:
+        got, own = (f"{p.q_dtype} over {p.kv_format}" for p in (plan.problem, call.problem))
+        raise invalid("plan", f"one for {got}", f"one for {own}: its workspace has promoted O")
 
 
 def _check_lengths(name: str, made: tuple[int, ...], here: tuple[int, ...], known: bool) -> None:

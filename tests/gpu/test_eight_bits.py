@@ -51,8 +51,7 @@ def test_pages_of_other_sizes(
 @pytest.mark.parametrize("extra", [-1, 1, PROMOTED_KEYS + 65])
 @pytest.mark.parametrize("heads", [64, 128])
 def test_long_pieces_of_e4m3_are_promoted(heads: int, extra: int, workspace: torch.Tensor) -> None:
-    """Whole requests, as many as the card runs at once, and a short one among them; row maxes move
-    behind a promotion too."""
+    """By a plan and without one, with a short request among long ones."""
     lengths = (PROMOTED_KEYS + extra,) * 63 + (100,)
     problem = Problem((1,) * 64, lengths, heads, **E4M3)  # type: ignore[arg-type]
     plan = plan_of(problem)

@@ -201,6 +201,21 @@ def test_a_gathered_call_s_pieces_follow_from_the_bound(
         assert len(bindings) == checked
 
 
+def test_a_call_of_many_rows_whose_tokens_are_gathered_has_any_bound_and_one_page_size(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "kernel", entry)
+    problem = replace(PLAIN, heads=128, page_size=1)
+    inputs = inputs_of(problem)
+    wide = torch.zeros(4, 1 << 15, dtype=torch.int32)
+    room = {"workspace_buffer": torch.zeros(2 * WORKSPACE, dtype=torch.uint8)}
+    for bound in (300, 131072):
+        native(inputs, block_tables=wide, max_seq_len=bound, **room)
+        assert len(bindings) == 1
+    native(inputs_of(replace(problem, page_size=2)), **room)
+    assert len(bindings) == 2
+
+
 def test_caches_under_one_query_shape_do_not_evict_each_other(
     kernels: dict[KernelConfig, AbiKernel], bindings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

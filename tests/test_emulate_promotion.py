@@ -14,8 +14,8 @@ from mla_lab.api.decode import decode
 from mla_lab.core import kv_cache as formats
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import LATENT_DIM, Problem
-from mla_lab.emulate import EmulatedKernel
-from mla_lab.emulate.calls import call_of, problem_for
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.emulate.calls import call_of, is_right, problem_for
 from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.plan.promotion import PROMOTED_KEYS, promoted_slots
 from mla_lab.reference.inputs import make_inputs
@@ -53,6 +53,17 @@ def test_row_maxes_may_move_behind_a_promotion(tiles: int) -> None:
         assert error(out, expected).relative < 0.05
     assert call.lse is not None and call.expected.lse is not None
     assert lse_error(call.lse, call.expected.lse.reshape(call.lse.shape)) < 1e-3
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_the_next_work_tile_leaves_the_factors_alone_until_all_warps_have_read_them() -> None:
+    """One CTA runs two work tiles that both promote."""
+    inputs = make_inputs(problem_for(BUILD, (PROMOTED_KEYS + 1,) * 2), 0, workspace_bytes=64)
+    call = call_of(BUILD, inputs, workers=1)
+    kernel = EmulatedKernel.of(jit.compile(BUILD), Options(check=True, schedule="adverse"))
+    kernel(*call.args)
+    assert is_right(call), call.errors()
+    assert kernel.run.findings == []
 
 
 @pytest.mark.parametrize("batch", [1, 200])

@@ -358,7 +358,7 @@ def run_tiles(cta: Cta, f: Fragments, state: PvState, index):
 
 @cute.jit
 def run_promoted_tiles(cta: Cta, f: Fragments, state: PvState, index):
-    """The same with `promotion`."""
+    """As `run_tiles`, with O^T promoted every `PROMOTED_TILES` KV tiles (`promotion`)."""
     wait_for_p(cta, p_of(cta, state))
     left, ready = kv_tiles(cta, index), Boolean(True)
     while left > 0:

@@ -48,7 +48,7 @@ def own_slot(cta: Cta):
 
 @cute.jit
 def start_factors(cta: Cta):
-    """Products of the rescale factors before the first tile; overwritten by every promotion."""
+    """Set the products of the rescale factors to 1."""
     tid = fresh_thread()
     if tid < BLOCK:
         (cta.s.sPromoted.iterator + tid).store(Float32(1.0))
@@ -73,8 +73,8 @@ def promote(cta: Cta, acc: cute.Tensor, index: Int32, left: Int32):
         own = own + (own_slot(cta) * REGION + fresh_thread() * VALUES)
         PV_BARRIER.sync()
         add_to_promoted(cta, acc, own, again)
+        PV_BARRIER.sync()  # all warps have read the factors, which the next KV tile may change
         if left > 0:
-            PV_BARRIER.sync()
             start_factors(cta)
         else:
             for i in cutlass.range_constexpr(cute.size(acc) // VALUES):

@@ -42,10 +42,11 @@ class MBarriers:
         """True if that phase has completed; returns at once. The result takes about 100 clocks."""
         return cute.arch.mbarrier_test_wait(self.at(state.index), state.phase)
 
-    def arrive(self, index: Any, cta: Any = None) -> None:
-        """One arrival by each calling thread, at CTA `cta` of the cluster if it is given."""
+    def arrive(self, index: Any, cta: Any = None, count: int = 1) -> None:
+        """`count` arrivals by each calling thread; one, at CTA `cta` of the cluster, if that is
+        given."""
         if cta is None:
-            cute.arch.mbarrier_arrive(self.at(index))
+            cute.arch.mbarrier_arrive(self.at(index), arrive_count=count)
         else:
             cute.arch.mbarrier_arrive(self.at(index), cta)
 

@@ -132,6 +132,7 @@ class Pipeline:
         """True if it is; returns at once."""
         return self.full.test_for(state)
 
-    def consumer_release(self, index: Any, cta: Any = None) -> None:
-        """Arrive: the calling thread has read stage `index`; at CTA `cta` if it is given."""
-        self.empty.arrive(index, cta)
+    def consumer_release(self, index: Any, cta: Any = None, count: int = 1) -> None:
+        """Arrive, `count` times: the calling thread has read stage `index`; at CTA `cta` if it is
+        given."""
+        self.empty.arrive(index, cta, count)

@@ -22,7 +22,8 @@ mbarriers                                   arrivals per phase
                                             bytes of a tile count on chunk 0; with `gather` two
                                             chunks, see `producer_gather`
     kv_pipe.empty[stage]        stage free  8 PV warps of each CTA in the cluster
-                                            (for Q: the 4 QK-softmax warps, twice)
+                                            (for Q: the 4 QK-softmax warps, twice); with `gather`
+                                            16 of each PV warp, for Q 128 QK-softmax threads
     p_pipe.full[stage]   P(t) is stored, and QK(t + 1) all but done: 128 QK-softmax threads
     p_pipe.empty[stage]  rescale exponents of t have been read: 256 PV threads
     stats_read           row sums and row maxes have been read: 256 PV threads
@@ -138,7 +139,7 @@ def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
         for i in cutlass.range_constexpr(cfg.stages * len(cfg.kv_chunks)):
             s.kv_pipe.full.init(i, ARRIVALS[i % 2] if const_expr(cfg.gather) else 1)
         for i in cutlass.range_constexpr(cfg.stages):
-            s.kv_pipe.empty.init(i, 8 * cfg.cluster)
+            s.kv_pipe.empty.init(i, 8 * cfg.cluster * cfg.releases)
             s.p_pipe.full.init(i, 128)
             s.p_pipe.empty.init(i, 256)
         s.stats_read.init(0, 256)

@@ -74,13 +74,24 @@ def phase_bits(stages: int) -> tuple[int, int]:
 
 @cute.jit
 def release_kv(cta: Cta, stage, lane):
-    """One arrival per warp on the stage's empty barrier, of both CTAs in a cluster of two."""
+    """One lane of a warp arrives at the stage's empty barrier, of both CTAs in a cluster of two."""
     if const_expr(cta.cfg.cluster == 1):
         with cute.arch.elect_one():
-            cta.s.kv_pipe.consumer_release(stage)
+            cta.s.kv_pipe.consumer_release(stage, count=cta.cfg.releases)
     else:
         if lane < 2:
             cta.s.kv_pipe.consumer_release(stage, lane)
+
+
+@cute.jit
+def release_query(cta: Cta, thread):
+    """Arrivals at the empty barrier of stage 0, from which Q has been read: as many as those of
+    eight PV warps, which read a KV tile."""
+    if const_expr(cta.cfg.gather):  # of all threads: racecheck follows those that arrive
+        cta.s.kv_pipe.consumer_release(0)
+    else:
+        for _ in cutlass.range_constexpr(2):
+            release_kv(cta, 0, thread & 31)
 
 
 @cute.jit
@@ -384,8 +395,7 @@ def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, phases: St
     work = read_work(cta.g, s, index)
     load_q_fragments(cta, f)
     thread = fresh_thread() & 127
-    for _ in cutlass.range_constexpr(2):  # four warps arrive for the eight PV warps
-        release_kv(cta, 0, thread & 31)
+    release_query(cta, thread)
     below = start_rows(cta, work, first_row(thread), rows)
     mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
     tiles = cute.arch.make_warp_uniform(work.end - work.begin)

@@ -25,7 +25,7 @@ from ..rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, NO_PAGE, RECORDS, Cta, 
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import first_pages, read_work
 from .params import BOX, KV_CHUNKS, STAGE, SWIZZLE_ROWS
-from .producer_gather import arrive_with_query, entry_of_block, fetch_tile
+from .producer_gather import QUERY_CHUNK, arrive_with_query, entry_of_block, fetch_tile
 
 #: what the next stage is for: a KV tile, a query, or nothing until the ring is back at stage 0
 KV, QUERY, NOTHING = 0, 1, 2
@@ -59,7 +59,7 @@ def expect_tile(cta: Cta, stage):
     if cute.arch.lane_idx() == 0:  # the lane that has written the record
         full = cta.s.kv_pipe.full.offset(stage * len(cfg.kv_chunks))
         if const_expr(cfg.gather):  # of the query
-            full.arrive_expect_tx(1, BOXES * BOX * 2)
+            full.arrive_expect_tx(QUERY_CHUNK, BOXES * BOX * 2)
         else:
             for chunk in cutlass.range_constexpr(len(KV_CHUNKS)):
                 boxes = BOXES // cfg.chunks * (chunk < cfg.chunks)
@@ -105,7 +105,7 @@ def load_query(cta: Cta, index):
     for chunk in cutlass.range_constexpr(cfg.chunks):
         for part in cutlass.range(BLOCK // rows, unroll=1):
             source, target = tQgQ[None, part, chunk], tQsQ[None, 0, chunk, part]
-            barrier = cta.s.kv_pipe.full.at(1 if const_expr(cfg.gather) else chunk)
+            barrier = cta.s.kv_pipe.full.at(QUERY_CHUNK if const_expr(cfg.gather) else chunk)
             cute.copy(g.tma_q, source, target, tma_bar_ptr=barrier)
 
 
@@ -181,7 +181,7 @@ def fill_with_tile(cta: Cta, work: Work, state: ProducerState, at: LazyState, la
         profile_tile(cfg, g, state.end - block, "load: issued")
 
 
-def pages_of(cta: Cta, work: Work, block, lane):
+def entries_of(cta: Cta, work: Work, block, lane):
     """`ProducerState.page` of a KV tile."""
     if cta.cfg.gather:
         return entry_of_block(cta, work, block)
@@ -221,7 +221,7 @@ def fill_next_stage(
                     kind = Int32(NOTHING)
                 else:
                     # used only for the next stage, so the load latency is hidden
-                    page = pages_of(cta, work, block, lane)
+                    page = entries_of(cta, work, block, lane)
         stage = stage + 1
         if stage == cfg.stages:
             stage = Int32(0)

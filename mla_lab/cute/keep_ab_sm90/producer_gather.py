@@ -40,6 +40,8 @@ from .token_fetch import copy16, load_entry, token_offset
 AT_ONCE = 4
 #: tokens and boxes of V that a warp copies; tokens of the rope
 V_TOKENS, V_BOXES, ROPE_TOKENS = 16, 4, 8
+#: of the two full barriers of a stage, the one on which the query's bytes count
+QUERY_CHUNK = 1
 #: arrivals of the full barriers of a stage in a phase
 ARRIVALS = (128, 256 + 2)
 

@@ -23,9 +23,9 @@ from cutlass.cute.nvgpu import warpgroup
 from ...common.feature_operands import orient_scores, with_scales
 from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
-from ...common.ptx_sm90 import butterfly, fresh_thread, pick, ptx
+from ...common.ptx_sm90 import NO_SCORE, butterfly, fresh_thread, pick, ptx
 from ...rows_on_m.mask import first_row, mask_free_until, rows_of
-from ...rows_on_m.params import Cta, Work
+from ...rows_on_m.params import BLOCK, Cta, Work
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import (
@@ -38,8 +38,8 @@ from ..mainloop_qk_softmax import (
     thread_row_max,
     zero_v_tail,
 )
-from ..params import BOX, ROPE_BOX
-from ..token_fetch import mask_scores
+from ..params import BOX, ROPE_BOX, SPARSE
+from ..token_fetch import load_valid, mask_scores
 from .p_exchange_2cta import own_rows
 
 #: words of weights per thread
@@ -48,6 +48,9 @@ WORDS = 8
 #: of weights, and those from `LATE` on follow the row sums. The tensor core queues a few; a warp
 #: group that issues all 18 at once stalls for 500 to 800 clocks before it can compute weights
 FIRST, LATE = 4, 14
+
+#: see `start_at_sink`; from a weight of 2**8 on, scores may rise by 0.75 before the row max moves
+SINK_LOG2, SINK_WEIGHT_LOG2 = 8.0, 8.0
 
 #: added to a word, takes each byte from 0x7E on, and no smaller one, to its high bit
 TO_HIGH_BIT, HIGH_BITS = 0x02020202, 0x80808080
@@ -310,6 +313,32 @@ def finish_rows(cta: Cta, work: Work, stage, rows: RowState, index):
 
 
 @cute.jit
+def start_at_sink(cta: Cta, acc, rows: RowState, tile: TileContext, tiles_left, stage):
+    """Row maxes of a work tile whose first tokens take most of the attention: of its first 8 keys
+    one has a score `SINK_LOG2` above one of the next 8. Later scores rarely move such a row max, so
+    that the weight of that key begins at 2**`SINK_WEIGHT_LOG2`, and fewer small weights round to
+    zero. A greater score in the first KV tile moves the row max as in any other one."""
+    scale = cta.g.scale_log2
+    if const_expr(cta.cfg.scales):
+        scale = cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+    if all_visible(cta, tile, tiles_left, stage):
+        scores = rows_of(acc)
+        for h in cutlass.range_constexpr(2):
+            first, second = (cute.arch.fmax(scores[h, c], scores[h, c + 1]) for c in (0, 2))
+            above = (first - second) * scale > Float32(SINK_LOG2)
+            start = pick(above, first * scale - Float32(SINK_WEIGHT_LOG2), Float32(NO_SCORE))
+            rows.row_max[h] = butterfly(cute.arch.fmax, start)
+
+
+def all_visible(cta: Cta, tile: TileContext, tiles_left, stage):
+    """Whether each row sees all keys of the KV tile in `stage`, `tiles_left` before the end."""
+    if cta.cfg.gather == SPARSE:
+        words = load_valid(cta, stage)
+        return (words[0] & words[1]) == -1
+    return tile.mask_free + tiles_left * BLOCK >= BLOCK
+
+
+@cute.jit
 def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, state: PipelineState):
     """Q to registers, the first tile's scores. Returns the context, the number of KV tiles, which
     half of `sQ_tail` holds this query, the state."""
@@ -325,6 +354,7 @@ def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, state: Pip
     start_qk(cta, state)
     issue_qk(cta, f, f.tSrS[0], q_turn, state.index, 0, cta.cfg.steps)
     warpgroup.wait_group(0)
+    start_at_sink(cta, f.tSrS[0], rows, tile, tiles_left, state.index)
     return tile, tiles_left, q_turn, state
 
 

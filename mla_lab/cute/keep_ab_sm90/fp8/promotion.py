@@ -88,8 +88,8 @@ def add_to_promoted(cta: Cta, acc: cute.Tensor, own: cute.Pointer, again):
     (`mainloop_pv`)."""
     rows = cta.s.sPromoted.iterator + 2 * (fresh_thread() & 3)
     for j in range(BLOCK // 8):
-        # a fence for each group of loads: more in flight would take registers that others need
-        cute.arch.fence_acq_rel_cta()
+        # loads stay behind it: more of them in flight would take registers that others need
+        cute.arch.sync_warp()
         factors = load2(rows + 8 * j)
         for m in range(cta.cfg.slices):
             i = BLOCK // 8 * m + j

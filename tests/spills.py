@@ -17,7 +17,7 @@ MOST_CODE = {
     "cuda/xqa": 171_520,
 }
 #: of keep_ab in e4m3, which promotes O: within the 128 KiB that are fast (`jit.code_size`)
-MOST_PROMOTED_CODE = 130_816
+MOST_PROMOTED_CODE = 130_432
 #: of a dual build, which holds two mainloops
 MOST_DUAL_CODE = 148_992
 #: of a build whose requests are cut into fixed pieces: the rule, and three ways to merge

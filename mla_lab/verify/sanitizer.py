@@ -2,8 +2,8 @@
 
     python -m mla_lab.verify.sanitizer RECORD
 
-Memcheck and synccheck see all calls in one process, racecheck a process a call (see there), some of
-them at once.
+Memcheck and synccheck see all calls in one process, racecheck a process a call (see there). Some
+processes run at once.
 """
 
 from __future__ import annotations
@@ -27,27 +27,36 @@ from .sanitizer_cases import CASES
 PROGRAM = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck", "synccheck")
 KERNELS = ("--kernel-name", "kernel_substring=kernel_cutlass")
-#: processes of racecheck at a time: most of one is Python, not the card
+#: stands for all cases in one process
+ALL = "all"
+#: processes at a time: most of one is Python, not the card
 AT_ONCE = 4
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
 def command(tool: str, name: str) -> list[str]:
-    """One process: `name` is a case, or "all"."""
+    """One process: `name` is a case, or `ALL`."""
     filters = KERNELS if tool == "racecheck" else ()
     cases = [sys.executable, "-m", "mla_lab.verify.sanitizer_cases"]
-    return [PROGRAM, "--tool", tool, *filters, *cases, *([] if name == "all" else [name])]
+    return [PROGRAM, "--tool", tool, *filters, *cases, *([] if name == ALL else [name])]
 
 
 def rows(run: Run) -> Iterator[Row]:
-    """A row for each process: calls that ran, errors that the tool reported, exit code."""
-    for tool in TOOLS:
-        names = list(CASES) if tool == "racecheck" else ["all"]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            ended = pool.map(run, [command(tool, name) for name in names])
-            for name, (code, text) in zip(names, ended, strict=True):
-                yield _row(tool, name, code, text)
+    """A row for each process: calls that ran, errors that the tool reported, exit code. The
+    processes that see all calls take the longest and begin first.
+    """
+    processes = [(tool, name) for tool in TOOLS for name in names(tool)]
+    first = sorted(processes, key=lambda process: process[1] != ALL)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ended = {process: pool.submit(run, command(*process)) for process in first}
+        for process in processes:
+            yield _row(*process, *ended[process].result())
+
+
+def names(tool: str) -> list[str]:
+    """What the processes of a tool run: a case each, or all in one."""
+    return list(CASES) if tool == "racecheck" else [ALL]
 
 
 def _row(tool: str, name: str, code: int, text: str) -> Row:

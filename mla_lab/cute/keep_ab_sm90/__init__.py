@@ -6,6 +6,7 @@
     tile_scheduler        the worker's tiles, from the schedule into shared memory
     producer              Q and KV tiles into the ring, by warp 0
     producer_gather       tokens fetched one by one in place of tiles, by all PV warps
+    release               of a stage, by the warps that have read it
     token_fetch           where a token lies, and its copies; of `fp8.producer_gather` too
     mainloop_qk_softmax   S = Q K^T, softmax, P: one warp group
     mainloop_pv           O += P V: two warp groups; then the epilogue

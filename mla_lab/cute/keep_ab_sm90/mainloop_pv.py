@@ -23,9 +23,10 @@ from ..split_merge.keep_ab_cooperative import count_partial, merge_share, own_st
 from ..split_merge.keep_ab_own_pieces import add_own_pieces, ends_own_item, strips_for_sum
 from ..split_merge.keep_ab_partials import fp16_scales, store_fragment
 from ..split_merge.keep_ab_pieces import merge_piece, store_piece
-from .mainloop_qk_softmax import release_kv, two_to_minus
+from .mainloop_qk_softmax import two_to_minus
 from .params import SKIPPED
 from .producer import ProducerState, fill_next_stage, start_producer
+from .release import release_kv
 
 HALF = LATENT // 2
 

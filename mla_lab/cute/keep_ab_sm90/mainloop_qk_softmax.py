@@ -32,6 +32,7 @@ from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work
 from .params import Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
+from .release import release_query
 from .token_fetch import mask_scores
 
 
@@ -70,28 +71,6 @@ def phase_bits(stages: int) -> tuple[int, int]:
     """Bits of `StagePhases` behind those of kv_pipe.full: p_pipe.empty[0] and the other stages',
     stats_read."""
     return stages, 2 * stages
-
-
-@cute.jit
-def release_kv(cta: Cta, stage, lane):
-    """One lane of a warp arrives at the stage's empty barrier, of both CTAs in a cluster of two."""
-    if const_expr(cta.cfg.cluster == 1):
-        with cute.arch.elect_one():
-            cta.s.kv_pipe.consumer_release(stage, count=cta.cfg.releases)
-    else:
-        if lane < 2:
-            cta.s.kv_pipe.consumer_release(stage, lane)
-
-
-@cute.jit
-def release_query(cta: Cta, thread):
-    """Arrivals at the empty barrier of stage 0, from which Q has been read: as many as those of
-    eight PV warps, which read a KV tile."""
-    if const_expr(cta.cfg.gather):  # of all threads: racecheck follows those that arrive
-        cta.s.kv_pipe.consumer_release(0)
-    else:
-        for _ in cutlass.range_constexpr(2):
-            release_kv(cta, 0, thread & 31)
 
 
 @cute.jit

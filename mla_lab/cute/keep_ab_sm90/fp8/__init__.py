@@ -33,12 +33,13 @@ of QK at once took the QK-softmax warp group 870 clocks without any weights. Bar
 tile are tested under the MMAs before it, because the result takes 100 clocks. The scores of two
 tiles are held, alternating. Plans, work tiles, partials and merges are those of `kernel`.
 
-Precision. A weight is at most 430 of e4m3's 448. The tensor core accumulates O^T with fewer bits
-than fp32: for 8192 Gaussian keys in one work tile the error is 1.03 times that of torch with
-weights rounded alike; for 65536 keys it was 2.5 times (H200, 2026-11-20) before O^T was promoted to
-fp32 every 8192 keys (`promotion`). An MMA of its own for each tile, added in fp32, gives 1.01 and
-1.09, but takes the registers of the second scores: 141 us where this took 134, and takes 125 by now
-(64 requests of 8192 tokens, H200).
+Precision. A weight is at most 430 of e4m3's 448; that of a row max that has just moved is 64, or
+256 behind an attention sink (`start_at_sink`), and weights below 2**-10 round to zero. The tensor
+core accumulates O^T with fewer bits than fp32: for 8192 Gaussian keys in one work tile the error is
+1.03 times that of torch with weights rounded alike; for 65536 keys it was 2.5 times (H200,
+2026-11-20) before O^T was promoted to fp32 every 8192 keys (`promotion`). An MMA of its own for
+each tile, added in fp32, gives 1.01 and 1.09, but takes the registers of the second scores: 141 us
+where this took 134, and takes 121 by now (64 requests of 8192 tokens, H200, 2026-11-29).
 
 A bf16 query over the same cache (`query_hi_lo`)
     S[rows, tokens]      A  Q as two terms of e4m3, 5 of 9 boxes of the first in registers, 6 with

@@ -30,8 +30,8 @@ from ...rows_on_m.profile import profile_event, profile_tile
 from ...rows_on_m.work_records import read_work
 from ...split_merge.keep_ab_cooperative import count_partial
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
-from ..mainloop_qk_softmax import release_kv
 from ..params import BOX, ROPE_BOX
+from ..release import release_kv
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP

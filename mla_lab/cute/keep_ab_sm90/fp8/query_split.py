@@ -30,8 +30,8 @@ from ...common.ptx_sm90 import (
 )
 from ...rows_on_m.mask import first_row
 from ...rows_on_m.params import Cta
-from ..mainloop_qk_softmax import release_kv
 from ..params import BOX
+from ..release import release_kv
 from . import kv_656
 from .mainloop_qk_softmax import load_matrices, matrix_row
 from .params import Q_ARRIVAL_BOXES, Q_STAGES, Fp8Config

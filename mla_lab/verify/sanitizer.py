@@ -30,8 +30,8 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 KERNELS = ("--kernel-name", "kernel_substring=kernel_cutlass")
 #: stands for all cases in one process
 ALL = "all"
-#: processes at a time: most of one is Python and the float64 oracle, on one thread each. With as
-#: many threads as cores in each of 12, all tools took 244 s where they take 52 (16 cores)
+#: processes at a time: most of one is Python and the float64 oracle, on one thread each. 15 of them
+#: took 52 s for all tools, on 16 cores; 12 with as many threads as cores took 244 s (2026-11-29)
 AT_ONCE = os.cpu_count() or 4
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")

@@ -126,10 +126,25 @@ CASES: dict[str, Sample] = {
     "sparse e4m3, 64 rows": Sample(
         _uniform(1, (300, 65, 700), 128, top_k=330, **EIGHT), ("lse",), backend=GATHER
     ),
+    # as above; the ring has four stages, and five in e4m3
+    "sparse 656 bytes, work tiles of 64 rows": Sample(
+        _uniform(1, (400,) * 140, 64, top_k=330, kv_format="fp8_656"),
+        ("top_k_lens",),
+        backend=GATHER,
+    ),
+    "sparse bf16 over e4m3, work tiles of 64 rows": Sample(
+        _uniform(1, (400,) * 140, 64, top_k=330, kv_format="e4m3"), ("top_k_lens",), backend=GATHER
+    ),
+    "sparse e4m3, work tiles of 64 rows": Sample(
+        _uniform(1, (400,) * 140, 64, top_k=330, **EIGHT), ("top_k_lens",), backend=GATHER
+    ),
     "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
     "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
     "pages of 1, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=1), ("lse",)),
     "e4m3, pages of 4, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=4, **EIGHT)),
+    "e4m3, pages of 1, work tiles of 64 rows": Sample(
+        _uniform(1, (330,) * 140, 64, page_size=1, **EIGHT)
+    ),
     "656 bytes, pages of 4, 64 rows": Sample(
         _uniform(1, (300, 0, 700), 64, page_size=4, kv_format="fp8_656"), ("lse",)
     ),

@@ -23,12 +23,12 @@ mbarriers                                   arrivals per phase
                                             chunks, see `producer_gather`
     kv_pipe.empty[stage]        stage free  8 PV warps of each CTA in the cluster
                                             (for Q: the 4 QK-softmax warps, twice); with `gather`
-                                            16 of each PV warp, for Q 128 QK-softmax threads
+                                            256 PV threads (128 QK-softmax threads, twice)
     p_pipe.full[stage]   P(t) is stored, and QK(t + 1) all but done: 128 QK-softmax threads
     p_pipe.empty[stage]  rescale exponents of t have been read: 256 PV threads
     stats_read           row sums and row maxes have been read: 256 PV threads
 Plain words in shared memory are handed over with one arrival per thread, which orders that thread's
-write (compute-sanitizer racecheck follows that); a KV stage is released once per warp.
+write (compute-sanitizer racecheck follows that); a KV stage is released as `release` says.
 
 Named barriers            threads  what it orders
     1 QK_SOFTMAX_BARRIER  128      warps 8-11: QK of the previous work tile, before Q's last k-step
@@ -83,6 +83,7 @@ from .mainloop_pv import mainloop_pv
 from .mainloop_qk_softmax import mainloop_qk_softmax
 from .params import STAGE, SWIZZLE_ROWS, Config, Mmas, Shared, cache_load, query_load
 from .producer_gather import ARRIVALS
+from .release import releases
 
 THREADS = 384
 #: registers per thread by role, of 168 at the launch
@@ -139,7 +140,7 @@ def init_barriers(cfg: cutlass.Constexpr[Config], s: Shared):
         for i in cutlass.range_constexpr(cfg.stages * len(cfg.kv_chunks)):
             s.kv_pipe.full.init(i, ARRIVALS[i % 2] if const_expr(cfg.gather) else 1)
         for i in cutlass.range_constexpr(cfg.stages):
-            s.kv_pipe.empty.init(i, 8 * cfg.cluster * cfg.releases)
+            s.kv_pipe.empty.init(i, releases(cfg))
             s.p_pipe.full.init(i, 128)
             s.p_pipe.empty.init(i, 256)
         s.stats_read.init(0, 256)

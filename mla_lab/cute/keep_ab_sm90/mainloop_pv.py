@@ -26,7 +26,7 @@ from ..split_merge.keep_ab_pieces import merge_piece, store_piece
 from .mainloop_qk_softmax import two_to_minus
 from .params import SKIPPED
 from .producer import ProducerState, fill_next_stage, start_producer
-from .release import release_kv
+from .release import release_stage
 
 HALF = LATENT // 2
 
@@ -183,7 +183,7 @@ def attend(
                 count = piece_begin(work, piece + 1) - piece_begin(work, piece)
                 count = cute.arch.make_warp_uniform(count)
         pv_tile(cta, f, row, stage, index, block, count)
-        release_kv(cta, stage, lane)
+        release_stage(cta, stage, lane)
         if produces:
             load = fill_next_stage(cta, load, lane, True)
         block = block + 1

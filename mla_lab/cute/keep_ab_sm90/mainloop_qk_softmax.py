@@ -32,7 +32,7 @@ from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work
 from .params import Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
-from .release import release_query
+from .release import release_stage
 from .token_fetch import mask_scores
 
 
@@ -374,7 +374,8 @@ def start_work_tile(cta: Cta, f: Fragments, rows: RowState, index, w, phases: St
     work = read_work(cta.g, s, index)
     load_q_fragments(cta, f)
     thread = fresh_thread() & 127
-    release_query(cta, thread)
+    for _ in cutlass.range_constexpr(2):
+        release_stage(cta, 0, thread & 31)
     below = start_rows(cta, work, first_row(thread), rows)
     mask_free = cute.arch.make_warp_uniform(mask_free_until(cta, work, 16 * w))
     tiles = cute.arch.make_warp_uniform(work.end - work.begin)

@@ -56,13 +56,6 @@ class Config(SharedConfig):
         return self.gather != 0
 
     @property
-    def releases(self) -> int:
-        """Arrivals at a stage's empty barrier of one PV warp that has read it. Where threads refill
-        the ring, each of the 128 QK-softmax threads arrives for the query that it has read: as many
-        as 8 warps with 16 arrivals each."""
-        return 16 if self.gather else 1
-
-    @property
     def kv_chunks(self) -> tuple[tuple[int, int], ...]:
         """Boxes that complete one full barrier together, in the order of QK's k-steps."""
         return FETCHED_CHUNKS if self.gather else KV_CHUNKS

@@ -16,7 +16,8 @@ Shared memory: five KV stages of 36,864 B, Q on its way to registers, twice its 
 
 mbarriers               arrivals per phase
     kv_pipe.full        KV landed              1 + bytes; `gather`: 66, see there
-    kv_pipe.empty       stage free             8 PV warps of each CTA in the cluster
+    kv_pipe.empty       stage free             8 PV warps of each CTA in the cluster; `gather`: 256
+                                               PV threads
     p_pipe.full         P(t) and its rescale factors stored: 128 QK-softmax threads
     p_pipe.empty        rescale factors of t have been read: 256 PV threads
     stats_read          row sums and row maxes have been read: 256 PV threads
@@ -47,7 +48,7 @@ A bf16 query over the same cache (`query_hi_lo`)
     O^T[columns, rows]   A  V^T converted to fp16 in registers   B  P of fp16 (`v_fp8_to_fp16`)
 Both MMAs take twice the time, 1152 and 1024 clocks, as those of 16 bits do. The query passes
 through two of the ring's four stages, once per work tile:
-    kv_pipe.empty        then 4 QK-softmax warps, twice, of each CTA
+    kv_pipe.empty        then 4 QK-softmax warps, twice, of each CTA; `gather`: 128 threads, twice
     p_pipe               turns only where a stage holds a KV tile
     q_pipe.empty         128 QK-softmax threads, twice per work tile: no MMA reads Q, Q is written
                          with `kv_656` the scale warp too, which has seen Q land
@@ -81,6 +82,7 @@ from ...common.ptx_sm90 import fresh_thread
 from ...rows_on_m.params import BLOCK, BOXES, HEAD, Cta
 from ...split_merge.keep_ab_cooperative import merge_all
 from ..params import Mmas, cache_load, query_load
+from ..release import releases
 from ..tile_scheduler import load_plan
 from . import kv_656
 from .mainloop_pv import mainloop_pv
@@ -113,7 +115,7 @@ def init_barriers(cfg: cutlass.Constexpr[Fp8Config], s: Fp8Shared):
     with cute.arch.elect_one():
         for i in cutlass.range_constexpr(cfg.stages):
             s.kv_pipe.full.init(i, 33 * len(GATHER_WARPS) if const_expr(cfg.gather) else 1)
-            s.kv_pipe.empty.init(i, 8 * cfg.cluster)
+            s.kv_pipe.empty.init(i, releases(cfg))
             s.p_pipe.full.init(i, 1 if const_expr(exchange) else 128)
             if const_expr(exchange and i < cfg.p_stages):
                 s.p_written.init(i, 128)

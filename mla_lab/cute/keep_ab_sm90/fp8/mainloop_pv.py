@@ -31,7 +31,7 @@ from ...rows_on_m.work_records import read_work
 from ...split_merge.keep_ab_cooperative import count_partial
 from ...split_merge.keep_ab_partials import REGION, ROW_WORDS, words_at
 from ..params import BOX, ROPE_BOX
-from ..release import release_kv
+from ..release import release_stage
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
 from .params import Q_STAGES, STEP
@@ -330,8 +330,9 @@ def pv_tile(cta: Cta, f: Fragments, state: PvState, left):
     profile_tile(cta.cfg, cta.g, left, "PV done")
     profile_tile(cta.cfg, cta.g, left, "PV done, ns")
     arrive_all(cta, cta.s.p_pipe.empty.at(p.index))
-    cute.arch.sync_warp()
-    release_kv(cta, state.stage, cute.arch.lane_idx())
+    if const_expr(not cta.cfg.gather):  # V has been read by all lanes
+        cute.arch.sync_warp()
+    release_stage(cta, state.stage, cute.arch.lane_idx())
     return ready
 
 

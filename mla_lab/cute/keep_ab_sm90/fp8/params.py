@@ -178,10 +178,6 @@ class Fp8Config(Config):
         return 128 + (32 if self.kv_656 else 0)
 
     @property
-    def releases(self) -> int:
-        return 1
-
-    @property
     def by_rows(self) -> bool:
         return False
 

@@ -31,7 +31,7 @@ from ...common.ptx_sm90 import (
 from ...rows_on_m.mask import first_row
 from ...rows_on_m.params import Cta
 from ..params import BOX
-from ..release import release_kv
+from ..release import release_stage
 from . import kv_656
 from .mainloop_qk_softmax import load_matrices, matrix_row
 from .params import Q_ARRIVAL_BOXES, Q_STAGES, Fp8Config
@@ -204,7 +204,6 @@ def split_query(cta: Cta, tSrQ: cute.Tensor, scale, stages):
         scale[h] = (unit if finite else Float32.inf) * scale_log2
         if const_expr(cfg.scales):
             scale[h] = not_zero(magnitude(scale[h]))
-    # four warps arrive for the eight PV warps
     for stage in stages:
         for _ in range(2):
-            release_kv(cta, stage, cute.arch.lane_idx())
+            release_stage(cta, stage, cute.arch.lane_idx())

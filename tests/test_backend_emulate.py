@@ -15,7 +15,8 @@ from mla_lab import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.backends import ORDER
 from mla_lab.backends.emulate import backend
 from mla_lab.backends.emulate.backend import EmulateBackend
-from mla_lab.core.errors import Unsupported
+from mla_lab.call.form import Features
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel
@@ -47,7 +48,7 @@ def call(inputs: DecodeInputs, **more: Any) -> tuple[torch.Tensor, torch.Tensor]
 def test_results_are_those_of_the_reference(
     heads: int, features: tuple[str, ...], calls: int
 ) -> None:
-    """A second call is a replay."""
+    """A second call is checked and run anew."""
     problem = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=heads)
     inputs = make_inputs(problem, 3, ["lse", *features], workspace_bytes=WORKSPACE)
     for _ in range(calls):
@@ -114,3 +115,26 @@ def test_without_a_compiler_the_refusal_names_recorded_calls(
 
 def test_it_runs_where_it_is_named_alone() -> None:
     assert "emulate" not in ORDER
+
+
+def test_a_context_parallel_call_is_launched_with_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Features] = []
+    monkeypatch.setattr(
+        EmulateBackend, "launch", lambda self, call, *rest: launched.append(call.features)
+    )
+    inputs = make_inputs(Problem((2,), (20,), 16, page_size=16), 1, ["lse"])
+    of_all = torch.tensor([39], dtype=torch.int32)
+    call(inputs, enable_dcp=True, cp_world=2, causal_seqlens_kv_global=of_all)
+    assert launched[0].mask
+    assert not launched[0].context_parallel
+
+
+def test_values_are_checked_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host a repeated call is not taken as right, as a replay would."""
+    monkeypatch.setattr(EmulateBackend, "launch", lambda *_: None)
+    inputs = make_inputs(Problem((1,), (40,), 16, page_size=16), 1, ["lse"])
+    call(inputs)
+    for name, value in (("seq_lens", 999), ("seq_lens", -1), ("block_tables", 999)):
+        wrong = torch.full_like(inputs.contract_args()[name], value)
+        with pytest.raises(InvalidInput, match=name):
+            call(inputs, **{name: wrong})

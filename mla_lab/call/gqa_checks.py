@@ -4,8 +4,6 @@ be read without waiting for a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -107,7 +105,7 @@ def check_form(args: GqaArgs) -> tuple[GqaForm, int, Tensor, Tensor]:
 def _check_flags(args: GqaArgs) -> None:
     argument.tensor("query", args.query)
     check_bools(args, GQA_PARAMETERS)
-    if args.kv_layout not in KV_LAYOUTS:
+    if not isinstance(args.kv_layout, str) or args.kv_layout not in KV_LAYOUTS:
         raise invalid("kv_layout", repr(args.kv_layout), KV_LAYOUTS)
     argument.integer("window_left", args.window_left, -1, MAX_INT)
     if args.o_scale is not None and argument.number("o_scale", args.o_scale) == 0:
@@ -124,11 +122,12 @@ def _check_flags(args: GqaArgs) -> None:
 def _caches(args: GqaArgs) -> tuple[Tensor, Tensor]:
     """Keys and values, of one shape and dtype, on the query's device."""
     if isinstance(args.kv_cache, Tensor):
+        argument.tensor("kv_cache", args.kv_cache)
         if args.kv_cache.dim() != 5 or args.kv_cache.shape[1] != 2:
             got = f"one tensor of shape {list(args.kv_cache.shape)}"
             raise invalid("kv_cache", got, "a tuple (keys, values), or one tensor [pages, 2, ...]")
         keys, values = args.kv_cache.unbind(1)
-    elif isinstance(args.kv_cache, Sequence) and len(args.kv_cache) == 2:
+    elif isinstance(args.kv_cache, (list, tuple)) and len(args.kv_cache) == 2:
         keys, values = (argument.tensor("kv_cache", part) for part in args.kv_cache)
     else:
         raise invalid_type("kv_cache", type(args.kv_cache).__name__, "a tuple, or one tensor")

@@ -6,6 +6,9 @@ raised before anything is compiled, loaded or launched.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 
 class MlaLabError(Exception):
     """Base of every error that mla_lab raises on purpose."""
@@ -34,6 +37,17 @@ class DeviceLost(MlaLabError, RuntimeError):
 def describe(argument: str, got: object, supported: object) -> str:
     """Text of an error message: argument, got, supported."""
     return f"{argument}: got {got}; supported: {supported}"
+
+
+def under_names(error: MlaLabError, names: Mapping[str, str]) -> MlaLabError:
+    """The error of an inner call with the parameter names of the outer one, by `names`. The
+    argument itself is renamed; in the rest of the message names with an underscore are.
+    """
+    argument, colon, rest = str(error).partition(": ")
+    for inner, outer in names.items():
+        if "_" in inner:
+            rest = re.sub(rf"\b{inner}\b", outer, rest)
+    return type(error)(names.get(argument, argument) + colon + rest)
 
 
 def invalid(argument: str, got: object, supported: object) -> InvalidInput:

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..api.decode import decode
 from ..call.checks import tensors as argument
 from ..core import masks
-from ..core.errors import invalid, invalid_type, unsupported
+from ..core.errors import MlaLabError, invalid, invalid_type, under_names, unsupported
 from ..core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from .flashinfer.before_copy import check_mla
 from .flashinfer.first_use import clear_once
@@ -34,6 +34,16 @@ from .flashinfer.first_use import clear_once
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 WORKSPACE_BYTES = 64 << 20
+#: of our call: what errors name them
+OUR_NAMES = {
+    "query": "q",
+    "kv_cache": "k_cache",
+    "seq_lens": "cache_seqlens",
+    "kv_lora_rank": "head_dim_v",
+    "bmm1_scale": "softmax_scale",
+    "sinks": "attn_sink",
+    "sparse_mla_top_k_lens": "topk_length",
+}
 #: how tokens of eight bits may be typed
 BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
@@ -107,8 +117,8 @@ def flash_mla_with_kvcache(
         named = _dense(q, block_table, cache_seqlens, causal)
     else:
         for name, value in {"indices": indices, "topk_length": topk_length}.items():
-            if value is not None and not isinstance(value, Tensor):
-                raise invalid_type(name, type(value).__name__, "a torch.Tensor")
+            if value is not None:
+                argument.tensor(name, value)
         named = _sparse(q, indices, topk_length, causal, is_fp8_kvcache)
         named["sinks"] = attn_sink
     top_k = None if indices is None else indices.shape[-1]
@@ -120,15 +130,19 @@ def flash_mla_with_kvcache(
         "bmm1_scale": q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         "return_lse": True,
     }
-    if not q.is_contiguous():
-        unused = {"workspace_buffer": None, "qk_nope_head_dim": 0, "max_seq_len": None}
-        check_mla(decode, {**unused, **named, "query": q})
-    out, lse = decode(
-        query=q.contiguous(),
-        workspace_buffer=tile_scheduler_metadata.check(config, q.device),
-        out=q.new_empty((*q.shape[:-1], head_dim_v)),
-        **named,
-    )
+    try:
+        if not q.is_contiguous():
+            unused = {"workspace_buffer": None, "qk_nope_head_dim": 0, "max_seq_len": None}
+            check_mla(decode, {**unused, **named, "query": q})
+        out, lse = decode(
+            query=q.contiguous(),
+            workspace_buffer=tile_scheduler_metadata.check(config, q.device),
+            out=q.new_empty((*q.shape[:-1], head_dim_v)),
+            **named,
+        )
+    except MlaLabError as error:
+        tables = {"block_tables": "block_table" if indices is None else "indices"}
+        raise under_names(error, OUR_NAMES | tables) from None
     tile_scheduler_metadata.config = config
     rows = lse.view(q.shape[:-1]).transpose(1, 2)
     return out, torch.where(rows == -torch.inf, torch.inf, rows)

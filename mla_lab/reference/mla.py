@@ -86,7 +86,15 @@ def attend(request: Operands, scale: float) -> Result:
     scores = (scale * (request.query @ request.keys.mT)).masked_fill(~request.visible, -math.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - _zero_if_empty(lse).unsqueeze(-1))
-    return Result(weights @ request.values, lse)
+    return Result(weights @ seen_values(request), lse)
+
+
+def seen_values(request: Operands) -> Tensor:
+    """Values, with zeros for keys that no row sees, whose memory may hold NaN."""
+    seen = request.visible.any(1)
+    if len(request.values) == 1:
+        seen = seen.any(0, keepdim=True)
+    return request.values.masked_fill(~seen.unsqueeze(-1), 0.0)
 
 
 def merge_partials(

@@ -110,12 +110,16 @@ class CuteBackend:
             return blackwell.plan(problem, call.form.total_q, gpu, features)
         return _plan(problem, call.form.total_q, gpu, features)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
-        """Enqueues the call; returns what repeats it for equal calls. On a Blackwell card the first
-        one of a configuration is compared with the torch backend (`self_check`).
-        """
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay | None:
+        """Enqueues the call; returns what repeats it for equal calls."""
         if call.features.context_parallel:
-            return repeated(call, self.run(with_mask(call), plan, workspace))
+            return repeated(call, self.launch(with_mask(call), plan, workspace))
+        return self.launch(call, plan, workspace)
+
+    def launch(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
+        """As `run`, of a call that is not context parallel. On a Blackwell card the first one of a
+        configuration is compared with the torch backend (`self_check`).
+        """
         gpu = gpu_of(call.form.device) or H200
         launch = Launch.of(call, plan, workspace, gpu)
         if blackwell.is_blackwell(gpu):

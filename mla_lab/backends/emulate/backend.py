@@ -61,8 +61,13 @@ class EmulateBackend(CuteBackend):
         """The CuTe backend's, on the card."""
         return super().plan(call, self.gpu)
 
-    def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
-        """Runs the call and returns what repeats it; Fault where the kernel cannot go on."""
+    def run(self, call: Call, plan: Any, workspace: Workspace) -> None:
+        """Runs the call; Fault where the kernel cannot go on. Nothing repeats it: of tensors on a
+        CPU each call checks the values."""
+        super().run(call, plan, workspace)
+
+    def launch(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
+        """As the CuTe backend's, on the card."""
         launch = EmulatedLaunch.of(call, plan, workspace, self.gpu)
         launch(call.args, call.out, call.lse)
         return launch.repeat

@@ -137,12 +137,13 @@ class MainLoop:
             chunks = [(b + done, min(b + done + self.chunk, e)) for b, e in spans]
             keys = self._keys(tiles, rows, chunks)
             scores = torch.bmm(query, keys.mT)
-            self._hide(scores, tiles, rows, chunks)
+            values = self._values(tiles, chunks, keys)
+            self._hide(scores, values, tiles, rows, chunks)
             if self.factor and done:
                 threshold = self.factor / self.problem.kv_lens[tiles[0].request]
                 if softmax.negligible(scores, threshold):
                     continue
-            softmax.add(scores, self._values(tiles, chunks, keys))
+            softmax.add(scores, values)
         return softmax.result()
 
     def _query(self, tiles: list[WorkTile], rows: list[Range]) -> Tensor:
@@ -177,15 +178,23 @@ class MainLoop:
         return stage.load(torch.cat(where)).unflatten(0, (len(tiles), -1))
 
     def _hide(
-        self, scores: Tensor, tiles: list[WorkTile], rows: list[Range], chunks: list[Range]
+        self,
+        scores: Tensor,
+        values: Tensor,
+        tiles: list[WorkTile],
+        rows: list[Range],
+        chunks: list[Range],
     ) -> None:
-        """-inf where a row must not see a key; sparse rows see all of their slots."""
+        """Scores of -inf where a row must not see a key, and staged values of 0 where no row of the
+        tile does, as they may be NaN. Sparse rows see all of their slots.
+        """
         if self.problem.top_k:
             return
-        for own, tile, row, chunk in zip(scores, tiles, rows, chunks, strict=True):
+        for own, value, tile, row, chunk in zip(scores, values, tiles, rows, chunks, strict=True):
             hidden = self.visibility.hidden(tile.request, row, chunk)
             if hidden is not None:
                 own.masked_fill_(hidden, -math.inf)
+                value.masked_fill_(hidden.all(0).unsqueeze(-1), 0.0)
 
 
 class OnlineSoftmax:

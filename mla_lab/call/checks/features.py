@@ -16,10 +16,10 @@ from .shapes import QueryShape
 LSE_BASES = (None, "basee", "base2")
 #: integers and their least value
 LEAST = {"sparse_mla_top_k": 0, "cp_world": 1, "cp_rank": 0}
-#: what is supported of parameters that other kernels than ours follow
+#: parameters that other kernels than ours follow: the one value beside None, and what is supported
 ONLY = {
-    "kv_scale_format": "'auto': scales are read as any fp32",
-    "multi_ctas_kv_counter_buffer": "None: counters lie in workspace_buffer",
+    "kv_scale_format": ("auto", "'auto': scales are read as any fp32"),
+    "multi_ctas_kv_counter_buffer": (None, "None: counters lie in workspace_buffer"),
 }
 
 
@@ -29,15 +29,16 @@ def check_flags(args: DecodeArgs) -> None:
     check_bools(args, PARAMETERS)
     argument.any_integer("qk_nope_head_dim", args.qk_nope_head_dim)
     _check_implementation(args)
-    for name, supported in ONLY.items():
+    for name, (only, supported) in ONLY.items():
         value = getattr(args, name)
-        if value is not None and not (isinstance(value, str) and value == "auto"):
+        if value is not None and not (isinstance(value, str) and value == only):
             got = repr(value) if isinstance(value, str) else "a value"
             raise unsupported(name, got, supported)
     if args.use_fp16_softmax:
         raise unsupported("use_fp16_softmax", True, "None or False: the softmax is fp32")
-    if args.return_lse_base not in LSE_BASES:
-        raise invalid("return_lse_base", repr(args.return_lse_base), LSE_BASES)
+    base = args.return_lse_base
+    if not isinstance(base, str | None) or base not in LSE_BASES:
+        raise invalid("return_lse_base", repr(base), LSE_BASES)
     for name, least in LEAST.items():
         argument.integer(name, getattr(args, name), least)
 
@@ -54,7 +55,8 @@ def _check_implementation(args: DecodeArgs) -> None:
     """FlashInfer's two CuTe implementations differ for several query tokens; we have one."""
     query, name = args.query, args.cute_dsl_impl
     one_token = query.dim() == 4 and query.shape[1] == 1
-    if name not in ("auto", "monolithic") and not (name == "modular" and one_token):
+    names = ("auto", "monolithic", *(("modular",) if one_token else ()))
+    if not isinstance(name, str) or name not in names:
         supported = "'auto', 'monolithic'; 'modular' for one query token: its rows are not causal"
         raise unsupported("cute_dsl_impl", repr(name), supported)
 
@@ -88,13 +90,15 @@ def check_scales(args: argument.PagedArgs) -> None:
 def check_sinks(args: argument.PagedArgs, heads: int) -> None:
     """fp32 [heads], or a list of one."""
     sinks = args.sinks
-    if isinstance(sinks, Sequence):
+    if isinstance(sinks, (list, tuple)):
         if len(sinks) != 1:
             raise invalid("sinks", f"a list of {len(sinks)}", "a tensor, or a list of one")
         sinks = sinks[0]
         if sinks is None:
             raise invalid_type("sinks", "a list of None", "a torch.Tensor, or a list of one")
     if sinks is not None:
+        if not isinstance(sinks, Tensor):
+            raise invalid_type("sinks", type(sinks).__name__, "a torch.Tensor, or a list of one")
         argument.array("sinks", sinks, [torch.float32], [(heads,)], args.query.device)
 
 
@@ -108,11 +112,13 @@ def _check_mask(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> N
 
 def _check_context_parallel(args: DecodeArgs, batch: int) -> None:
     if not args.enable_dcp:
-        for name, default in (("cp_world", 1), ("cp_rank", 0), ("causal_seqlens_kv_global", None)):
-            value = getattr(args, name)
-            if value is not default and (isinstance(value, Tensor) or value != default):
-                got = "a tensor" if isinstance(value, Tensor) else value
-                raise invalid(name, got, f"{default} without enable_dcp")
+        for name, default in (("cp_world", 1), ("cp_rank", 0)):
+            if getattr(args, name) != default:
+                raise invalid(name, getattr(args, name), f"{default} without enable_dcp")
+        lengths = args.causal_seqlens_kv_global
+        if lengths is not None:
+            got = "a tensor" if isinstance(lengths, Tensor) else type(lengths).__name__
+            raise invalid("causal_seqlens_kv_global", got, "None without enable_dcp")
         return
     if args.cp_rank >= args.cp_world:
         raise invalid("cp_rank", args.cp_rank, f"0 to {args.cp_world - 1} (cp_world - 1)")

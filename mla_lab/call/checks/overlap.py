@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...core.errors import invalid
+from ...core.errors import invalid, unsupported
 from ..decode_args import Declared
 
 
@@ -22,6 +22,14 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
+def _memory(name: str, tensor: Tensor) -> tuple[int, int]:
+    try:
+        return byte_range(tensor)
+    except RuntimeError:  # torch has no address for it
+        got = "a tensor without memory of its own, as in torch.vmap and torch.func.grad"
+        raise unsupported(name, got, "a tensor with memory") from None
+
+
 def check_overlap(args: object, parameters: tuple[Declared, ...]) -> None:
     """Raise InvalidInput for a tensor that the call writes and that overlaps another one.
 
@@ -32,7 +40,7 @@ def check_overlap(args: object, parameters: tuple[Declared, ...]) -> None:
         value = getattr(args, p.name)
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, Tensor) and not tensor.is_meta:
-                found.append((p.name, *byte_range(tensor)))
+                found.append((p.name, *_memory(p.name, tensor)))
     names = {p.name for p in parameters if p.arg.written}
     for name, begin, end in [entry for entry in found if entry[0] in names]:
         for other, other_begin, other_end in found:

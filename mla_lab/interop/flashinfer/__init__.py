@@ -40,7 +40,7 @@ from torch import Tensor
 from ...api import contract, contract_gqa
 from ...call.checks import tensors as argument
 from ...core import masks
-from ...core.errors import invalid, invalid_type
+from ...core.errors import MlaLabError, invalid, invalid_type, under_names
 from ...plan.workspace import WORD_BYTES
 from .before_copy import GQA, MLA, SIXTEEN_BITS, Checks, check_mla, check_no_rows
 from .first_use import clear_once
@@ -69,6 +69,7 @@ COUNTERS = "multi_ctas_kv_counter_buffer"
 COUNTER_ALIGNMENT = 16
 #: parameters of the contract's call that its CuTe DSL entry names otherwise, or lacks
 NOT_OF_CUTE_DSL = ("qk_nope_head_dim", "bmm1_scale", "bmm2_scale")
+OF_CUTE_DSL = {"bmm1_scale": "softmax_scale", "bmm2_scale": "output_scale"}
 #: arguments that True permits and does not require
 WISHES = ("enable_pdl", "use_fp16_softmax")
 
@@ -125,6 +126,7 @@ def _with_any_workspace(call: Callable[P, R], checks: Checks) -> Callable[P, R]:
         clear_once(given.get("workspace_buffer"), lambda: checks.before_clear(call, given), others)
         return plain(**given)
 
+    run.__module__ = __name__  # where pickle finds it
     return run
 
 
@@ -141,7 +143,10 @@ def _taken(call: Callable[..., Any], checks: Checks, given: dict[str, Any]) -> d
     query, sinks = given.get("query"), given.get("sinks")
     if isinstance(sinks, (list, tuple)) and len(sinks) == 1 and isinstance(sinks[0], Tensor):
         sinks = sinks[0]
+    if isinstance(query, Tensor):
+        argument.tensor("query", query)
     if isinstance(sinks, Tensor):
+        argument.tensor("sinks", sinks)
         if isinstance(query, Tensor) and query.dim() > 1 and sinks.shape != query.shape[-2:-1]:
             got = f"shape {tuple(sinks.shape)}"
             raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")
@@ -156,7 +161,7 @@ def _taken(call: Callable[..., Any], checks: Checks, given: dict[str, Any]) -> d
     else:
         modular = False
     apart = query.dim() > 0 and not query.is_contiguous() and query.stride(-1) == 1
-    if apart or modular:
+    if (apart or modular) and not torch.compiler.is_compiling():  # there the call alone checks
         checks.before_copy(call, given)
     if modular:
         batch, q_len = query.shape[:2]
@@ -169,15 +174,17 @@ def _taken(call: Callable[..., Any], checks: Checks, given: dict[str, Any]) -> d
 
 def _check_counters(buffer: object, named: Mapping[str, Any]) -> None:
     """FlashInfer's checks of a counter buffer: one word for each head and request at least."""
-    if not isinstance(buffer, Tensor):
-        raise invalid_type(COUNTERS, type(buffer).__name__, "a torch.Tensor")
+    buffer = argument.tensor(COUNTERS, buffer)
     if not buffer.is_contiguous():
         got = f"strides {list(buffer.stride())}"
         raise invalid(COUNTERS, got, f"{COUNTERS} must be contiguous")
-    if buffer.data_ptr() % COUNTER_ALIGNMENT:
+    if not torch.compiler.is_compiling() and buffer.data_ptr() % COUNTER_ALIGNMENT:
         got = f"address 0x{buffer.data_ptr():x}"
         raise invalid(COUNTERS, got, f"{COUNTERS} must be {COUNTER_ALIGNMENT}-byte aligned")
     query, lengths = named.get("query"), named.get("seq_lens")
+    if isinstance(query, Tensor) and isinstance(lengths, Tensor):
+        argument.tensor("query", query)
+        argument.tensor("seq_lens", lengths)
     if isinstance(query, Tensor) and query.dim() > 1 and isinstance(lengths, Tensor):
         least = WORD_BYTES * lengths.numel() * query.shape[-2]
         if buffer.nbytes < least:
@@ -240,6 +247,17 @@ def cute_dsl_mla_decode(
         "bmm1_scale": softmax_scale,
         "bmm2_scale": output_scale,
     }
+    try:
+        return _decode_own(given, out, out_dtype)
+    except MlaLabError as error:
+        raise under_names(error, OF_CUTE_DSL) from None
+
+
+def _decode_own(
+    given: dict[str, Any], out: Tensor | None, out_dtype: torch.dtype | None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`cute_dsl_mla_decode` by the contract's arguments, but for out."""
+    named, query, kv_lora_rank = given, given["query"], given["kv_lora_rank"]
     none = not query.shape[0] and isinstance(named.get("cum_seq_lens_q"), Tensor)
     if none:
         _check_no_rows_written(query, out, named.get("lse"))
@@ -254,7 +272,8 @@ def cute_dsl_mla_decode(
         given["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
     if none:
         return (out, given["lse"]) if named.get("return_lse") else out
-    return trtllm_batch_decode_with_kv_cache_mla(**given, out=out)
+    result: Tensor | tuple[Tensor, Tensor] = trtllm_batch_decode_with_kv_cache_mla(**given, out=out)
+    return result
 
 
 def _check_no_rows_written(query: Tensor, *results: object) -> None:
@@ -269,13 +288,12 @@ def _check_own(
     query: object, kv_lora_rank: object, out: object, out_dtype: object, lse: object
 ) -> None:
     """What results are made from, and what the contract's call is not given."""
-    if not isinstance(query, Tensor):
-        raise invalid_type("query", type(query).__name__, "a torch.Tensor")
+    query = argument.tensor("query", query)
     if query.dim() not in (3, 4):
         raise invalid("query", f"shape {list(query.shape)}", "three or four dimensions")
     argument.integer("kv_lora_rank", kv_lora_rank, 1, max(1, query.shape[-1]))
     for name, given in (("out", out), ("lse", lse)):
-        if isinstance(given, Tensor) and not given.is_contiguous():
+        if isinstance(given, Tensor) and not argument.tensor(name, given).is_contiguous():
             raise invalid(name, f"strides {list(given.stride())}", f"{name} must be contiguous")
     if out_dtype is None:
         return

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...api import contract
 from ...call.checks import tensors as argument
-from ...core.errors import invalid, unsupported
+from ...core.errors import MlaLabError, invalid, under_names, unsupported
 from .first_use import check_apart, clear
 from .wrapper_plan import (
     Planned,
@@ -29,6 +29,7 @@ from .wrapper_plan import (
     check_results,
     check_same,
     check_tensors,
+    check_workspace,
     joined,
     scales,
     side_by_side,
@@ -39,6 +40,13 @@ from .wrapper_plan import (
 BACKENDS = ("auto", "fa2", "fa3")
 #: where the contract's list wants it; the absorbed form does not use it
 NOPE_DIM = 128
+#: of the contract's call: what errors name them
+OUR_NAMES = {
+    "workspace_buffer": "float_workspace_buffer",
+    "block_tables": "kv_indices",
+    "seq_lens": "kv_len_arr",
+    "cum_seq_lens_q": "qo_indptr",
+}
 #: query tokens of a request that a mask of all drafts is made for: half a GB for one of so many
 MOST_DRAFTS = (1 << 16) - 1
 
@@ -84,7 +92,7 @@ class BatchMLAPagedAttentionWrapper:
         pages_per_request: int | None = None,
     ) -> None:
         """A wrapper around a workspace of 1-D uint8 or int8; with CUDA graphs, its four buffers."""
-        argument.tensor("float_workspace_buffer", float_workspace_buffer)
+        check_workspace("float_workspace_buffer", float_workspace_buffer)
         argument.flag("use_cuda_graph", use_cuda_graph)
         argument.flag("copies_caches", copies_caches)
         if backend not in BACKENDS:
@@ -291,20 +299,23 @@ class BatchMLAPagedAttentionWrapper:
             mask = None if mask is None else mask.unflatten(0, dense)
         else:
             named |= {"cum_seq_lens_q": planned.cum_seq_lens_q, "max_q_len": planned.max_q_len}
-        result = contract.trtllm_batch_decode_with_kv_cache_mla(
-            query,
-            cache,
-            self._workspace,
-            NOPE_DIM,
-            planned.latent_dim,
-            planned.rope_dim,
-            planned.block_tables,
-            planned.seq_lens,
-            planned.max_seq_len,
-            out=shaped,
-            mask=mask,
-            **named,
-        )
+        try:
+            result = contract.trtllm_batch_decode_with_kv_cache_mla(
+                query,
+                cache,
+                self._workspace,
+                NOPE_DIM,
+                planned.latent_dim,
+                planned.rope_dim,
+                planned.block_tables,
+                planned.seq_lens,
+                planned.max_seq_len,
+                out=shaped,
+                mask=mask,
+                **named,
+            )
+        except MlaLabError as error:
+            raise under_names(error, OUR_NAMES) from None
         return (out, result[1]) if isinstance(result, tuple) else out
 
     def _keep(self, given: dict[str, Tensor], pages: list[int]) -> dict[str, Any]:

@@ -160,6 +160,12 @@ def check_same(old: Planned, numbers: Mapping[str, Any]) -> None:
             raise invalid(name, numbers[field], supported)
 
 
+def check_workspace(name: str, buffer: object) -> None:
+    """1-D bytes. Its size is checked against the plan of the contract's call."""
+    found = argument.tensor(name, buffer)
+    argument.array(name, found, [torch.uint8, torch.int8], [("bytes",)], found.device)
+
+
 def check_buffer(name: str, buffer: Tensor | None, device: torch.device) -> None:
     """A buffer of the constructor for CUDA graphs: int32, one dimension, on `device`."""
     if not isinstance(buffer, Tensor):

@@ -205,7 +205,7 @@ def test_a_wrong_call_is_refused_before_its_query_is_copied() -> None:
     """The copy would take 158 TB, so that a call that made it could not refuse."""
     named = arguments(make_inputs(DENSE, 1)) | {"causal": True}
     query = named["q"][:, :1, :1].expand(-1, 1 << 20, 1 << 16, -1)
-    with pytest.raises(InvalidType, match="block_tables: got"):
+    with pytest.raises(InvalidType, match="block_table: got"):
         flash_mla_with_kvcache(**named | {"q": query, "block_table": named["block_table"].long()})
 
 

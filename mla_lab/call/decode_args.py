@@ -191,7 +191,7 @@ class DecodeArgs:
         Arg(Rule.SCALE, axes="one", recorded=True, note="v_scale x o_scale, on the output."),
     ] = 1.0
     sinks: Annotated[
-        Tensor | Sequence[Tensor] | None,
+        Tensor | list[Tensor] | tuple[Tensor, ...] | None,
         _tensor("num_heads", "One more term exp(sink) in each head's denominator."),
     ] = None
     skip_softmax_threshold_scale_factor: Annotated[

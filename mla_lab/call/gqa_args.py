@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
@@ -70,7 +69,7 @@ class GqaArgs:
     out_dtype: Annotated[torch.dtype | None, _PLAIN] = None
     o_sf_scale: Annotated[float | None, _PLAIN] = None
     o_sf_vec_size: Annotated[int | None, _PLAIN] = None
-    sinks: Annotated[Tensor | Sequence[Tensor] | None, _PLAIN] = None
+    sinks: Annotated[Tensor | list[Tensor] | tuple[Tensor, ...] | None, _PLAIN] = None
     kv_layout: Annotated[str, _PLAIN] = "HND"
     enable_pdl: Annotated[bool | None, _PLAIN] = None
     backend: Annotated[str, _PLAIN] = "auto"

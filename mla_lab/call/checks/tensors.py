@@ -26,7 +26,7 @@ class PagedArgs(Protocol):
     uses_shared_paged_kv_idx: bool
     bmm1_scale: float | Tensor
     bmm2_scale: float | Tensor
-    sinks: Tensor | Sequence[Tensor] | None
+    sinks: Tensor | list[Tensor] | tuple[Tensor, ...] | None
 
 
 def tensor(name: str, value: object) -> Tensor:

@@ -46,6 +46,7 @@ def on_device(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     plan = runner.plan(call, H200)
     for _ in range(2):
         again = runner.run(call, plan, decode.allocate(call, plan))
+    assert again is not None
     again(call.args, out, lse)
     return out.view(-1, 512), lse.view(-1)
 

@@ -58,7 +58,7 @@ def run(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     backend = Emulated()
     assert backend.supports(call.features, call.problem, None) is None
     plan = backend.plan(call, None)
-    repeat = backend.run(call, plan, decode.allocate(call, plan))
+    repeat = backend.launch(call, plan, decode.allocate(call, plan))
     first = call.out.clone()
     repeat(call.args, call.out, call.lse)
     assert torch.equal(first, call.out)

@@ -50,5 +50,9 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})
+
+
 if os.environ.get("MLA_LAB_TRACE"):  # a folder: every call shape of this process goes there
     import_module(".interop.capture", __name__).start_from_environment()

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -119,9 +120,17 @@ def _places() -> Iterator[Finding]:
     yield _cache(default_root())
 
 
+def _takes_files(folder: Path) -> bool:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
 def _cache(root: Path) -> Finding:
     nearest = next(p for p in (root, *root.parents) if p.exists())
-    if not os.access(nearest, os.W_OK):
+    if not (os.access(nearest, os.W_OK) and _takes_files(nearest)):
         detail = f"{root} cannot be written: set MLA_LAB_CACHE_DIR to a folder of yours"
         return Finding("places", "cache", False, detail)
     free = shutil.disk_usage(nearest).free / 1e9

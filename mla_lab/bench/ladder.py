@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..backends.cuda.ladder import LOOK_AHEAD, STEPS
+from ..core.errors import invalid
 from ..core.gpu import H200
 from ..core.resources import data_dir
 from . import ladder_model
@@ -78,6 +79,8 @@ def recorded() -> list[Row]:
 def tables(path: Path | None = None) -> str:
     """A table for each case: predicted and measured time, gain over the step before."""
     rows = recorded() if path is None else list(read(path))
+    if not any(row.get("family") == "ladder" for row in rows):
+        raise invalid("record", str(path), "one that `mla-lab ladder --record` made")
     return "\n\n".join(_table(case, rungs(rows, case)) for case in CASES)
 
 

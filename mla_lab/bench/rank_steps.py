@@ -80,6 +80,8 @@ def measure(
         raise invalid("rounds", cases.rounds, "1 or more")
     if cases.graph and cases.device != "cuda":
         raise invalid("graph", f"True with device {cases.device}", "device cuda")
+    if out.exists() and out.read_bytes()[:1] not in (b"", b"{"):
+        raise invalid("record", f"{out}, which holds something else", "a record, or none")
     with out.open("ab"):  # raises here, not behind the first case, where it cannot be written
         pass
     known, total = _lines(out), len(cases.problems())

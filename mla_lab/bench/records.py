@@ -27,6 +27,8 @@ from ..core.revision import check_record
 from .cases import Case
 
 SCHEMA_VERSION = 1
+#: how every row begins
+BEGIN = b'{"schema"'
 SCHEMA_FILE = "runtime/bench_record.schema.json"
 #: status of a result. wrong: it ran, and its output was not accepted
 STATUSES = ("ok", "refused", "wrong", "failed")
@@ -113,12 +115,15 @@ class Record:
         return descriptor
 
     def _mend(self) -> None:
-        """Remove an incomplete last line, and end a complete one with a newline.
+        """Remove an incomplete last line, and end a complete one with a newline. A file that does
+        not begin as records do stays as it is: InvalidInput.
 
         A new file replaces the old one, so that a killed process loses nothing; until then no
         other process can lock the old one.
         """
         text = self.path.read_bytes()
+        if not (text.startswith(BEGIN) or BEGIN.startswith(text)):
+            raise invalid("record", f"{self.path}, which holds something else", "a record, or none")
         keep = text.rfind(b"\n") + 1
         if keep == len(text) or self._descriptor is None:
             return

@@ -77,7 +77,8 @@ class Gpu:
         return self.tflops(dtype) / self.read_tbps
 
     def roofline_time(self, problem: Problem) -> float:
-        """Least seconds for `problem`: the larger of its memory time and its matrix time."""
+        """The larger of the memory time and the matrix time of `problem`, in seconds, at the rates
+        that the card sustains; at a higher clock a launch may take less."""
         return max(self.memory_time(problem), self.matrix_time(problem))
 
     def memory_time(self, problem: Problem) -> float:

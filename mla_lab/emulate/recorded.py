@@ -80,6 +80,8 @@ class Recording:
             "launches": [pack_launch(launch) for launch in self.calls],
             "ptx": self.text,
         }
+        if archive.exists() and not zipfile.is_zipfile(archive):
+            raise invalid("archive", str(archive), "a ZIP archive of recordings, or none")
         members = {name: _read(archive, name) for name in recordings(archive=archive)}
         members[self.name] = json.dumps(facts)
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_LZMA) as out:

@@ -281,6 +281,8 @@ def select(
     configuration.
     """
     if not kernels:
+        if settings:
+            raise invalid("--set", ", ".join(settings), "with --kernel, whose build it changes")
         return shipped(arch)
     if settings:
         return [with_settings(kernel, settings) for kernel in kernels]
@@ -302,6 +304,8 @@ def with_settings(kernel: str, settings: list[str]) -> KernelConfig:
     for setting in settings:
         name, _, value = setting.partition("=")
         number = value.lstrip("-").isdigit() and name.isidentifier()
+        if name == "kernel":
+            raise invalid("--set", setting, "--kernel, for another kernel")
         if isinstance(defaults.get(name), str) and value:
             values[name] = value
         elif isinstance(defaults.get(name), int) and number:

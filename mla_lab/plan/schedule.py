@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import invalid
+from ..core.errors import invalid, invalid_type
 from ..core.problem import Problem
 from .assign import beside, by_part, in_turn, one_each
 from .cost import CostModel, makespan
@@ -84,10 +85,18 @@ def predicted_us(plan: Plan, model: CostModel | None = None) -> float:
     return makespan(model, plan.tiles, times, plan.worker_begin, memory) / 1e3
 
 
+#: rows and tokens of a tile, workers: far beyond any card's
+MOST = 1 << 20
+
+
 def _validate(rows: int, kv: int, workers: int, policy: str, schedule: str) -> None:
     for name, value in (("tile_rows", rows), ("tile_kv", kv), ("num_workers", workers)):
+        if not isinstance(value, Integral):
+            raise invalid_type(name, type(value).__name__, "an int")
         if value < 1:
             raise invalid(name, value, "1 or more")
+        if value > MOST:
+            raise invalid(name, value, f"up to {MOST}")
     if policy not in POLICIES:
         raise invalid("policy", repr(policy), tuple(POLICIES))
     if schedule not in SCHEDULES:

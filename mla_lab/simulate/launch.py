@@ -14,6 +14,9 @@ from .recorded import constants_for
 from .timeline import Event, Timeline
 from .work import Share, Work
 
+#: CTAs of a cluster at most
+MAX_CLUSTER = 16
+
 
 def simulate(
     plan: Plan, constants: Constants | None = None, *, cluster: int = 1, fused_merge: bool = True
@@ -25,9 +28,7 @@ def simulate(
     where not all workers are resident at once (a merge would wait for a worker that has not
     started), a second launch merges with its rows spread over the whole card.
     """
-    if cluster < 1:
-        raise invalid("cluster", cluster, "1 or more CTAs")
-    constants = settle(plan, constants or constants_for(plan.tile_rows), cluster)
+    constants = _settled(plan, constants, cluster)
     lanes = constants.lanes(cluster)
     fused_merge = fused_merge and runs_at_once(plan, constants, cluster)
     engine = Engine(plan, constants, cluster, fused_merge)
@@ -41,6 +42,14 @@ def simulate(
 def runs_at_once(plan: Plan, constants: Constants, cluster: int = 1) -> bool:
     """True if all workers of the plan are resident at once, so that one may wait for another."""
     return plan.num_workers <= constants.lanes(cluster)
+
+
+def _settled(plan: Plan, constants: Constants | None, cluster: int) -> Constants:
+    """`settle` of the given constants or the plan's own. Raises InvalidInput for a cluster that no
+    card has."""
+    if not 1 <= cluster <= MAX_CLUSTER:
+        raise invalid("cluster", cluster, f"1 to {MAX_CLUSTER} CTAs")
+    return settle(plan, constants or constants_for(plan.tile_rows), cluster)
 
 
 def settle(plan: Plan, constants: Constants, cluster: int = 1) -> Constants:
@@ -75,7 +84,7 @@ def bounds(plan: Plan, constants: Constants | None = None, *, cluster: int = 1) 
     `matrix`: the loops of all tiles over all lanes; `read`: the KV once from HBM; `longest`: the
     loop of the largest single tile.
     """
-    constants = settle(plan, constants or constants_for(plan.tile_rows), cluster)
+    constants = _settled(plan, constants, cluster)
     work = Work(plan, constants, cluster)
     alone = [work.loop.alone(work.blocks(tile)) for tile in plan.tiles.tolist()]
     problem = plan.problem

@@ -208,6 +208,11 @@ def spread(
             yield done.result()
 
 
+def names(part: str) -> list[str]:
+    """Names of the builds that contain `part`."""
+    return [config.name() for config in builds(part)]
+
+
 def run_anew(config: KernelConfig, ptx: str, until: float) -> Row | None:
     """The row of a build, None where its code is that of digest `ptx`, or the time is over."""
     if time() > until:

@@ -85,7 +85,7 @@ def run(
     """
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     until = time() + seconds
-    chosen = [name for name in cases() if part in name]
+    chosen = names(part)
     known = [(name, rows.get(name, {}).get("ptx", ""), until) for name in chosen]
     for done, row in enumerate(spread(run_anew, known, jobs)):
         count(done, len(known))
@@ -94,6 +94,11 @@ def run(
             say(f"{row['reported']} of {row['tried']} {row['name']}")
             write(path, _rows(rows))
     return _rows(rows)
+
+
+def names(part: str) -> list[str]:
+    """Names of the builds that contain `part`."""
+    return [name for name in cases() if part in name]
 
 
 def run_anew(name: str, ptx: str, until: float) -> Row | None:

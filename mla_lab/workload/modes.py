@@ -14,6 +14,7 @@ i + p tokens, its own new token among them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -78,6 +79,8 @@ def sample(trace: Trace, n: int, seed: int) -> DecodeStep:
     """`n` decode steps of the trace, each equally likely, by NumPy's default generator."""
     if n < 1:
         raise invalid("n", n, "1 or more requests")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise invalid("seed", seed, "an int, 0 or more")
     ends = np.cumsum(trace.output_lens)
     if not ends[-1]:
         raise invalid("trace", f"{trace.name} without output tokens", "at least one decode step")

@@ -5,15 +5,32 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid
 from ._words import names, numbers
 
 if TYPE_CHECKING:
     from ...bench.cases import Case
+
+
+#: defaults of flags that say more of a grid, and of samples of a trace
+GRID: dict[str, Any] = {
+    "q_dtype": ["bf16"],
+    "kv_format": None,
+    "formats": [],
+    "out_dtype": None,
+    "page_size": [64],
+    "top_k": 0,
+}
+OF_TRACES: dict[str, Any] = {
+    "trace": None,
+    "model": ["deepseek-v3"],
+    "requests": [128],
+    "seeds": [0, 1, 2, 3, 4],
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     grid = parser.add_argument_group("grid, in place of --cases: every combination")
     for name in ("batch", "q-len", "heads", "kv-len"):
         grid.add_argument(f"--{name}", type=numbers, help="by comma")
-    grid.add_argument("--q-dtype", type=names, default=["bf16"], help="by comma")
+    grid.add_argument("--q-dtype", type=names, default=GRID["q_dtype"], help="by comma")
     grid.add_argument("--kv-format", help="default: as the query")
     grid.add_argument(
         "--formats",
@@ -37,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="query:cache by comma, as bf16:e4m3, in place of those two; e4m3 alone is e4m3:e4m3",
     )
     grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
-    grid.add_argument("--page-size", type=numbers, default=[64], help="by comma")
+    grid.add_argument("--page-size", type=numbers, default=GRID["page_size"], help="by comma")
     grid.add_argument("--top-k", type=int, default=0, help="sparse: slots of each query token")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="each case so too, beside the default"
@@ -51,9 +68,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     trace.add_argument(
         "--trace", type=names, help="Azure CSV or Mooncake JSON lines, by comma; else ours"
     )
-    trace.add_argument("--model", type=names, default=["deepseek-v3"], help="by comma")
-    trace.add_argument("--requests", type=numbers, default=[128], help="by comma")
-    trace.add_argument("--seeds", type=numbers, default=[0, 1, 2, 3, 4], help="by comma")
+    for name, kind in (("model", names), ("requests", numbers), ("seeds", numbers)):
+        trace.add_argument(f"--{name}", type=kind, default=OF_TRACES[name], help="by comma")
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:
@@ -81,9 +97,20 @@ def _beside(cases: list[Case], twin: Callable[[Case], Case]) -> list[Case]:
     return [each for case in cases for each in (case, twin(case))]
 
 
+def _refuse_unused(args: argparse.Namespace, flags: Mapping[str, object], wanted: str) -> None:
+    """Flags that would have no effect, where they are not at their defaults."""
+    for name, default in flags.items():
+        if getattr(args, name) != default:
+            raise invalid(f"--{name.replace('_', '-')}", getattr(args, name), f"it with {wanted}")
+
+
 def _listed(args: argparse.Namespace) -> list[Case]:
     from ...bench.cases import get_list, sweep_cases
 
+    if "trace" not in args.cases:
+        _refuse_unused(args, OF_TRACES, "--cases trace")
+    if args.formats:
+        _refuse_unused(args, {"q_dtype": GRID["q_dtype"], "kv_format": None}, "no --formats")
     if any((args.batch, args.q_len, args.heads, args.kv_len)):
         if args.cases:
             raise invalid("--cases", ",".join(args.cases), "no list beside a grid's flags")
@@ -102,6 +129,7 @@ def _listed(args: argparse.Namespace) -> list[Case]:
         ]
         # formats of one shape follow each other, so that the card is in the same state for all
         return [case for shape in zip(*formats, strict=True) for case in shape]
+    _refuse_unused(args, GRID, "a grid: --batch, --q-len, --heads or --kv-len")
     cases = []
     for name in args.cases or ["anchor"]:
         cases += _trace_cases(args) if name == "trace" else get_list(name)

@@ -145,7 +145,8 @@ def check_memory(problem: Problem, device: str, judged: bool) -> None:
     """InvalidInput, before anything is allocated, for a call that the memory cannot hold."""
     free = _free_bytes(device)
     rows, longest = problem.total_q * problem.heads, max(problem.kv_lens)
-    cache = sum(problem.kv_lens) * problem.kv_token_bytes
+    pages = sum(-(-length // problem.page_size) for length in problem.kv_lens)
+    cache = pages * problem.page_size * problem.kv_token_bytes
     # the query in fp32 before it is packed, the longest request's tokens likewise
     needed = cache + rows * problem.head_dim * 6 + longest * problem.head_dim * 6
     if judged:  # float64: the result of all, keys and scores of one request

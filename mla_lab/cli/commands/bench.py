@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import invalid
+from ...core.errors import invalid, unsupported
 from . import _bench_run
 from ._words import names
 
@@ -73,6 +73,8 @@ def fit(args: argparse.Namespace) -> None:
     from ...core.resources import data_dir
     from ...plan.kernel_costs import RECORD, SIXTEEN, recorded_costs
 
+    if not (args.dry_run or args.out) and data_dir().name == "_data":
+        raise invalid("--out", None, "a file: an installed package keeps its constants")
     rows = [row for path in args.records for row in read(path)]
     found = fitting.launches(rows)
     if SIXTEEN not in by_formats(found):
@@ -99,6 +101,9 @@ def fit(args: argparse.Namespace) -> None:
 
 def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> None:
     """Of a sweep over caches of eight bits."""
+    for name, given in (("--judge", args.judge), ("--parts", args.parts)):
+        if given:
+            raise unsupported(name, "a sweep over caches of eight bits", "a sweep of 16 bits")
     from ...bench.tune import format_costs
     from ...core.resources import data_dir
     from ...plan.kernel_costs import FORMATS_RECORD
@@ -124,6 +129,9 @@ def _compare(args: argparse.Namespace) -> int:
     if all(verdict.verdict == "new" for verdict in verdicts):
         of = f" of peers {','.join(args.peers)}" if args.peers else ""
         raise invalid("baseline", f"no figure{of}", "a record with figures to compare")
+    there = {row["peer"] for row in rows[0] if row["kind"] == "result"}
+    if missing := [peer for peer in args.peers or () if peer not in there]:
+        raise invalid("--peers", ",".join(missing), tuple(sorted(there)))
     print(gate_table(verdicts, everything=args.all))
     return 0 if passes(verdicts) else 1
 
@@ -133,12 +141,17 @@ def _report(args: argparse.Namespace) -> None:
     from ...bench.report import TABLES
 
     rows = list(read(args.record))
+    if not rows:
+        raise invalid("record", f"{args.record} without rows", "a record of `bench run`")
     if args.table not in TABLES:
         raise invalid("--table", repr(args.table), tuple(TABLES))
     print(TABLES[args.table](rows))
 
 
 def _targets(_: argparse.Namespace) -> None:
-    from ...verify.targets import made
+    from ...core.resources import data_dir
+    from ...verify.targets import FILE, made
 
+    if not (data_dir() / FILE).is_file():
+        raise unsupported("bench targets", "an installed wheel, without its records", "a checkout")
     print(made())

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from ...core.errors import invalid
 from ._progress import bar
 from ._selection import add_selection
 
@@ -25,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
     from ...jit.arch import label
     from ...jit.shipped import select
 
+    if args.workers is not None and args.workers < 1:
+        raise invalid("--workers", args.workers, "1 or more")
     configs = select(args.kernel, args.set, args.arch)
     if args.list:
         print("\n".join(c.name() for c in configs))

@@ -246,7 +246,7 @@ def _error_line(error: dict[str, Any] | None) -> str:
 
 def _memory_line(memory: dict[str, Any]) -> str:
     peak = memory["peak_extra_bytes"]
-    extra = "unknown here" if peak is None else f"{peak / 1e6:.0f} MB"
+    extra = "unknown here" if peak is None else f"{max(0, peak) / 1e6:.0f} MB"
     return (
         f"cache {memory['cache_bytes'] / 1e6:.0f} MB, workspace "
         f"{memory['workspace_bytes'] / 1e6:.1f} MB, peak beyond what was there {extra}"

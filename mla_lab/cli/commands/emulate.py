@@ -8,6 +8,7 @@ from typing import Any
 
 from ._problem import _lengths
 from ._selection import add_selection
+from ._words import check_seed
 
 #: lengths that cross a tile and end inside one
 KV_LENS = (300, 77)
@@ -22,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "build", nargs="?", help="part of a shipped build's name; all that contain it are run"
     )
     add_selection(parser)
-    parser.add_argument("--batch", type=int, help="requests, all of one length")
+    parser.add_argument("--batch", type=int, help="requests, of the lengths of --kv-len in turn")
     parser.add_argument("--kv-len", type=_lengths, default=KV_LENS, metavar="N[,N...]")
     parser.add_argument("--q-len", type=int, default=1, help="query tokens a request (1)")
     parser.add_argument("--heads", type=int, default=0, help="query heads (a tile's rows)")
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from ...core.errors import invalid
     from ...emulate import recorded
 
+    _check(args)
     if args.recorded:
         changed = [n for n in OF_A_NEW_CALL if getattr(args, n) != args.untouched[n]]
         if changed:
@@ -66,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
         if not found:
             raise invalid("BUILD", repr(args.build), recorded.recordings())
+        _one_trace(args, len(found))
         if args.record:
             found = [_again(r, Path(args.record)) for r in found]
         return int(sum(_show(args, r.call(), r.kernel(_options(args))) for r in found) > 0)
@@ -94,7 +97,31 @@ def _compiled(args: argparse.Namespace) -> list[Any]:
         found = exact or [c for c in found if args.build in c.name()]
     if not found:
         raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
+    _one_trace(args, len(found))
     return compile_all(found, args.arch)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse numbers that no call has, and options without effect, before anything is compiled."""
+    from ...core.errors import invalid
+
+    for name, least in {"batch": 1, "q_len": 1, "heads": 0, "splits": 0}.items():
+        number = getattr(args, name)
+        if number is not None and number < least:
+            raise invalid(f"--{name.replace('_', '-')}", number, f"{least} or more")
+    check_seed(args.seed)
+    if args.strict and not args.check:
+        raise invalid("--strict", "no --check", "both")
+    lengths = len(args.kv_len)
+    if args.batch is not None and args.kv_len != KV_LENS and lengths not in (1, args.batch):
+        raise invalid("--kv-len", f"{lengths} lengths", f"one, or --batch {args.batch} of them")
+
+
+def _one_trace(args: argparse.Namespace, calls: int) -> None:
+    from ...core.errors import invalid
+
+    if args.trace and calls > 1:
+        raise invalid("--trace", f"{calls} calls", "one: a timeline is of one call, name its BUILD")
 
 
 def _options(args: argparse.Namespace) -> Any:

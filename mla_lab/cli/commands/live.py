@@ -76,6 +76,8 @@ def folder(into: Path | None, short: bool) -> Path:
         if short:
             raise invalid("--short", "no --into", "another folder: few rounds replace no record")
         return data_dir()
+    if into.exists() and not into.is_dir():
+        raise invalid("--into", str(into), "a folder, or one that is made")
     if not into.exists():
         shutil.copytree(data_dir(), into)
     return into.resolve()

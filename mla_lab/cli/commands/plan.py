@@ -100,7 +100,7 @@ def _row(
     if policy in RULES:
         if not _has_rules(args, problem):
             got = f"{policy!r} with {args.schedule} tiles of {args.tile_kv} tokens"
-            raise invalid("--policy", got, "persistent tiles of 64 tokens, and no --top-k")
+            raise invalid("--policy", got, "persistent tiles of 64 tokens")
         plan = plan_without(problem, policy, args.tile_rows, workers)
     else:
         plan = make_plan(
@@ -136,7 +136,8 @@ def _print_table(problem: Problem, model: str, gpu: Gpu, rows: list[dict[str, An
     print(
         f"{model}, batch {problem.batch}, q {max(problem.q_lens)}, kv {min(lengths)} to "
         f"{max(lengths)} ({sum(lengths)} tokens)\n"
-        f"simulated on {gpu.name}; its roofline needs {gpu.roofline_time(problem) * 1e6:.1f} us\n\n"
+        f"simulated on {gpu.name}; roofline at the rates that it sustains: "
+        f"{gpu.roofline_time(problem) * 1e6:.1f} us\n\n"
         f"{'policy':<16}{'tiles':>7}{'splits':>10}{'partials':>10}{'workspace':>12}"
         f"{'simulated':>12}{'busy':>7}{'planned in':>12}"
     )

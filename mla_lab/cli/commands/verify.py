@@ -126,8 +126,14 @@ def _check_numbers(args: argparse.Namespace) -> None:
     if "device" in given:
         device_of(args.device)
     first, seconds = given.get("first"), given.get("seconds")
-    if first is not None and first < 1:
-        raise invalid("--first", first, "1 or more")
+    for name, least in {"first": 1, "calls": 1, "batch": 1, "jobs": 1}.items():
+        number = given.get(name)
+        if number is not None and number < least:
+            raise invalid(f"--{name}", number, f"{least} or more")
+    if first is not None and given.get("only"):
+        raise invalid("--first", first, "no --only beside it")
+    if args.record.is_dir() or not args.record.absolute().parent.is_dir():
+        raise invalid("record", str(args.record), "a file in a folder that exists")
     if seconds is not None and (math.isnan(seconds) or seconds < 0):
         raise invalid("--seconds", seconds, "0 or more")
 
@@ -158,6 +164,8 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
         from ...verify import emulated, mutations
 
         module = emulated if args.verb == "emulated" else mutations
+        if not module.names(args.build):
+            raise invalid("--build", repr(args.build), "part of a build's name")
         when = (args.seconds, shown.say, args.jobs, shown.count)
         return module, module.run(args.record, args.build, *when)
     if args.verb == "builds":

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import invalid, unsupported
 from ._progress import bar
 from ._selection import add_selection
 
@@ -34,11 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     """Print a report for each selected configuration."""
     from ... import xray
-    from ...core.errors import unsupported
     from ...jit import compile_all
 
     _check_only(args)
     configs = _selected(args)
+    if args.ptx and args.sass:
+        raise invalid("--ptx", "it with --sass", "one of the two")
     with bar(f"compiling for {args.arch}", lambda text: print(text, file=sys.stderr)) as shown:
         made = compile_all(configs, args.arch, progress=shown.say, built=shown.count)
     reports = [xray.inspect(a) for a in (made[:1] if args.diff else made)]
@@ -62,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_only(args: argparse.Namespace) -> None:
     """Refuse classes that no listing has, and those of a report, which has all."""
-    from ...core.errors import invalid
     from ...xray.opcodes import OTHER, SASS_CLASSES
 
     for name in args.only or ():
@@ -74,7 +75,6 @@ def _check_only(args: argparse.Namespace) -> None:
 
 def _selected(args: argparse.Namespace) -> list[KernelConfig]:
     """Builds to report on; with --diff the build of --set, and the one it is compared with."""
-    from ...core.errors import invalid
     from ...jit.shipped import select, with_settings
 
     if not args.diff:

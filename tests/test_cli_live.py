@@ -124,6 +124,17 @@ def test_traces_are_measured_where_their_folder_is_given(lines, tmp_path, monkey
 
 
 @pytest.mark.usefixtures("card")
+def test_a_short_run_gives_seeds_to_samples_alone(lines, tmp_path, monkeypatch):
+    """Beside a grid they would have no effect, and are refused."""
+    monkeypatch.setattr(_live_steps, "_mean_lengths", lambda record: [1168])
+    given = ["--short", "--into", str(tmp_path / "data"), "--traces", str(tmp_path)]
+    assert cli.main(["live", "--only", "traces", *given]) == 0
+    samples, uniform = (line for line, _ in lines)
+    assert "--seeds" in samples
+    assert "--seeds" not in uniform
+
+
+@pytest.mark.usefixtures("card")
 def test_steps_and_uniform_batches_are_measured_by_one_command(lines, tmp_path):
     into, given = tmp_path / "data", ["--traces", str(tmp_path)]
     assert cli.main(["live", "--only", "plain-uniform", "--into", str(into), *given]) == 0

@@ -208,7 +208,7 @@ def _shorter(options: LiveOptions, name: str, line: str) -> list[str]:
     if not options.short:
         return []
     if name in TRACED:
-        return SHORT_TRACES.split()
+        return SHORT_TRACES.split() if "--cases trace" in line else []
     if name in SPARSE_RECORDS:
         return SHORT_SPARSE.split()
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}

@@ -284,6 +284,8 @@ def select(
         if settings:
             raise invalid("--set", ", ".join(settings), "with --kernel, whose build it changes")
         return shipped(arch)
+    for kernel in kernels:
+        supported_archs(kernel)  # refuses the name of no kernel
     if settings:
         return [with_settings(kernel, settings) for kernel in kernels]
     known = [*shipped(arch), *SM100]

@@ -9,6 +9,8 @@ from typing import Any
 
 from ...core.errors import invalid, unsupported
 
+ROUNDS = 5
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Options `--record`, `--rounds`, `--show`."""
@@ -16,7 +18,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "ladder", help="the CUDA C++ kernels from naive to fast: predicted and measured gains"
     )
     parser.add_argument("--record", type=Path, help="measure on this GPU, and append to this file")
-    parser.add_argument("--rounds", type=int, default=5, help="with --record")
+    parser.add_argument("--rounds", type=int, help="with --record (5)")
     parser.add_argument("--show", type=Path, help="a record; default: the one in data/")
     return parser
 
@@ -25,13 +27,14 @@ def run(args: argparse.Namespace) -> None:
     """Measure if asked to, then print a table for each case."""
     from ...bench import ladder
 
-    if args.rounds < 1:
-        raise invalid("--rounds", args.rounds, "1 or more")
+    rounds = ROUNDS if args.rounds is None else args.rounds
+    if rounds < 1:
+        raise invalid("--rounds", rounds, "1 or more")
+    if args.rounds is not None and args.record is None:
+        raise invalid("--rounds", rounds, "it with --record")
     if args.record is not None:
         _check_gpu()
-        ladder.measure(
-            args.record, args.rounds, lambda text: print(text, file=sys.stderr, flush=True)
-        )
+        ladder.measure(args.record, rounds, lambda text: print(text, file=sys.stderr, flush=True))
     print(ladder.tables(args.show or args.record))
 
 

@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> None:
         raise unsupported("live", "an installed wheel, without its measurements", "a checkout")
     steps = chosen(args.only, args.skip)
     check_card(steps)
+    if args.traces is not None and not args.traces.is_dir():
+        raise invalid("--traces", str(args.traces), "a folder")
     into = folder(args.into, args.short)
     top = Path(__file__).resolve().parents[3]
     ours = top if (top / "README.md").is_file() and args.into is None else None

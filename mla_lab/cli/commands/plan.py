@@ -45,6 +45,10 @@ def run(args: argparse.Namespace) -> None:
     """Print one line per policy, and per rule of a call without a plan."""
     from ...core.gpu import Gpu
 
+    if args.json and args.tiles:
+        raise invalid("--tiles", "it with --json", "one of the two")
+    if args.trace is None and args.seed:
+        raise invalid("--seed", args.seed, "it with --trace, from which a step is drawn")
     asked = problem_of(args)
     gpu = Gpu.preset(args.gpu)
     if gpu.arch != "sm_90a":

@@ -16,8 +16,11 @@ from mla_lab import flash_mla_names as flash_mla
 from mla_lab import flashinfer_names as flashinfer
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as contract
 from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as gqa
+from mla_lab.backends.torch.backend import TorchBackend
 from mla_lab.core.errors import InvalidInput, InvalidType, MlaLabError, Unsupported
 from mla_lab.core.problem import Problem
+from mla_lab.emulate.findings import Fault, Finding
+from mla_lab.emulate.ptx import Place
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
 
@@ -263,3 +266,17 @@ def test_flash_mla_s_call_is_traced_whole() -> None:
     query = torch.randn(2, 1, 4, 576).bfloat16()
     run = torch.compile(step, backend="eager", fullgraph=True)
     assert torch.equal(run(query), step(query))
+
+
+@pytest.mark.parametrize("call", [dense, cute_dsl])
+def test_only_refusals_are_renamed(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    """What went wrong in a launch passes as it is, with what it carries."""
+    fault = Fault(Finding("race", Place("block_tables", 1), "threads", "what"))
+
+    def launch(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(TorchBackend, "run", launch)
+    with pytest.raises(Fault) as caught:
+        call()
+    assert caught.value is fault

@@ -39,7 +39,9 @@ def describe(argument: str, got: object, supported: object) -> str:
     return f"{argument}: got {got}; supported: {supported}"
 
 
-def under_names(error: MlaLabError, names: Mapping[str, str]) -> MlaLabError:
+def under_names(
+    error: InvalidInput | Unsupported, names: Mapping[str, str]
+) -> InvalidInput | Unsupported:
     """The error of an inner call with the parameter names of the outer one, by `names`. The
     argument itself is renamed; in the rest of the message names with an underscore are.
     """

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..api.decode import decode
 from ..call.checks import tensors as argument
 from ..core import masks
-from ..core.errors import MlaLabError, invalid, invalid_type, under_names, unsupported
+from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
 from ..core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from .flashinfer.before_copy import check_mla
 from .flashinfer.first_use import clear_once
@@ -140,7 +140,7 @@ def flash_mla_with_kvcache(
             out=q.new_empty((*q.shape[:-1], head_dim_v)),
             **named,
         )
-    except MlaLabError as error:
+    except (InvalidInput, Unsupported) as error:
         tables = {"block_tables": "block_table" if indices is None else "indices"}
         raise under_names(error, OUR_NAMES | tables) from None
     tile_scheduler_metadata.config = config

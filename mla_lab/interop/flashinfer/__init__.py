@@ -40,7 +40,7 @@ from torch import Tensor
 from ...api import contract, contract_gqa
 from ...call.checks import tensors as argument
 from ...core import masks
-from ...core.errors import MlaLabError, invalid, invalid_type, under_names
+from ...core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names
 from ...plan.workspace import WORD_BYTES
 from .before_copy import GQA, MLA, SIXTEEN_BITS, Checks, check_mla, check_no_rows
 from .first_use import clear_once
@@ -249,7 +249,7 @@ def cute_dsl_mla_decode(
     }
     try:
         return _decode_own(given, out, out_dtype)
-    except MlaLabError as error:
+    except (InvalidInput, Unsupported) as error:
         raise under_names(error, OF_CUTE_DSL) from None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...api import contract
 from ...call.checks import tensors as argument
-from ...core.errors import MlaLabError, invalid, under_names, unsupported
+from ...core.errors import InvalidInput, Unsupported, invalid, under_names, unsupported
 from .first_use import check_apart, clear
 from .wrapper_plan import (
     Planned,
@@ -314,7 +314,7 @@ class BatchMLAPagedAttentionWrapper:
                 mask=mask,
                 **named,
             )
-        except MlaLabError as error:
+        except (InvalidInput, Unsupported) as error:
             raise under_names(error, OUR_NAMES) from None
         return (out, result[1]) if isinstance(result, tuple) else out
 

@@ -143,10 +143,10 @@ def _taken(call: Callable[..., Any], checks: Checks, given: dict[str, Any]) -> d
     query, sinks = given.get("query"), given.get("sinks")
     if isinstance(sinks, (list, tuple)) and len(sinks) == 1 and isinstance(sinks[0], Tensor):
         sinks = sinks[0]
-    if isinstance(query, Tensor):
-        argument.tensor("query", query)
     if isinstance(sinks, Tensor):
         argument.tensor("sinks", sinks)
+        if isinstance(query, Tensor):
+            argument.tensor("query", query)
         if isinstance(query, Tensor) and query.dim() > 1 and sinks.shape != query.shape[-2:-1]:
             got = f"shape {tuple(sinks.shape)}"
             raise invalid("sinks", got, f"shape (num_qo_heads,) = ({query.shape[-2]},)")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 
-from .errors import invalid
+from .errors import invalid, invalid_type
 
 LATENT_DIM = 512
 ROPE_DIM = 64
@@ -22,10 +23,19 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "fp32": 4, "fp64": 8}
 #: cached token formats; "fp8_656" is 512 e4m3, 4 fp32 scales, 64 bf16 rope
 KV_FORMATS = ("bf16", "fp16", "e4m3", "fp8_656", "fp32", "fp64")
 FP8_656_BYTES = 656
+#: numbers of a problem, and the least of each
+LEAST = {"heads": 1, "latent_dim": 1, "rope_dim": 0, "page_size": 1, "top_k": 0}
+
+
+def _whole(name: str, value: object) -> int:
+    """An int, Python's or NumPy's (no bool)."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise invalid_type(name, repr(value), "an int")
+    return int(value)
 
 
 def _lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    result = tuple(int(v) for v in values)
+    result = tuple(v if type(v) is int else _whole(name, v) for v in values)
     if any(v < 0 for v in result):
         raise invalid(name, f"{min(result)}", "lengths of 0 or more")
     return result
@@ -57,10 +67,11 @@ class Problem:
             raise invalid(
                 "kv_lens", f"{len(self.kv_lens)} lengths", f"one per q_lens ({len(self.q_lens)})"
             )
-        if self.heads < 1:
-            raise invalid("heads", self.heads, "1 or more")
-        if self.page_size < 1:
-            raise invalid("page_size", self.page_size, "1 or more")
+        for name, least in LEAST.items():
+            value = _whole(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+            if value < least:
+                raise invalid(name, value, f"{least} or more")
         if self.kv_format not in KV_FORMATS:
             raise invalid("kv_format", self.kv_format, KV_FORMATS)
         for name in ("q_dtype", "out_dtype"):

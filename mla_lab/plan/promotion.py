@@ -13,8 +13,8 @@ from .config import KernelConfig
 #: 2026-11-29, `data/notes/kernel_attempts.jsonl`)
 PROMOTED_TILES = 128
 PROMOTED_KEYS = PROMOTED_TILES * 64
-#: the kernel, its (query, cache), and the least rows of its row tiles
-KERNEL, FORMATS, LEAST_ROWS = "cute/keep_ab_sm90", ("e4m3", "e4m3"), 64
+#: the kernel, its operands (query, cache), and the least rows of its row tiles
+KERNEL, OPERANDS, LEAST_ROWS = "cute/keep_ab_sm90", ("e4m3", "e4m3"), 64
 
 
 def promoted_slots(
@@ -24,5 +24,5 @@ def promoted_slots(
     `config` any kernel with such row tiles may run.
     """
     formats = (problem.q_dtype, problem.kv_format)
-    promotes = formats == FORMATS and tile_rows >= LEAST_ROWS
+    promotes = formats == OPERANDS and tile_rows >= LEAST_ROWS
     return workers if promotes and (config is None or config.kernel == KERNEL) else 0

@@ -65,7 +65,8 @@ def merge_four(c: cutlass.Constexpr, g: Any, r: Any, row: Int32, col: Int32):
         if start + lane < splits:
             value = g.mLSE_partial[first + start + lane, row] * Float32(LOG2E)
         new = butterfly(cute.arch.fmax, cute.arch.fmax(top, value), UPWARD)
-        weight = cute.math.exp2(value - new, fastmath=True) if value > NO_SCORE else Float32(0.0)
+        # a split without keys weighs nothing, one with a NaN is NaN
+        weight = Float32(0.0) if value <= NO_SCORE else cute.math.exp2(value - new, fastmath=True)
         rescale = cute.math.exp2(top - new, fastmath=True)
         for e in cutlass.range_constexpr(4):
             acc[e] = acc[e] * rescale
@@ -107,4 +108,4 @@ def store_four(
         cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
     if (col == 0) & wants_lse(g):
         value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-        g.mLSE[r.out_row + row] = value if total > 0.0 else -Float32.inf
+        g.mLSE[r.out_row + row] = -Float32.inf if total == 0.0 else value

@@ -288,10 +288,8 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
         fragment = m.begin + (i << shift) + tid % width
         inside = fragment < m.end
         at = cutlass.min(fragment, m.end - 1)
-        splits = num_splits
-        if const_expr(c.split_merge == SplitMerge.LL):
-            # each word has one reader
-            splits = num_splits if inside else Int32(0)
+        # LL: each word has one reader; cooperative: another warp may have discarded the line
+        splits = num_splits if inside else Int32(0)
         part = partial_registers(c, c.merge_batch)
         acc = sum_registers(c)
         weights = weight_table(s, row_pair_of(c, at) - row_pair_of(c, m.begin))

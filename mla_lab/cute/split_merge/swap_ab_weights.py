@@ -76,7 +76,7 @@ def pair_weights(
         inverses.append(inverse)
         if owns & (first + e < r.rows):
             lse = (highest[e] + cute.math.log2(parts[e], fastmath=True)) * Float32(LN2)
-            g.mLSE[r.out_row + first + e] = lse if parts[e] > 0.0 else -Float32.inf
+            g.mLSE[r.out_row + first + e] = -Float32.inf if parts[e] == 0.0 else lse
     for split in cutlass.range(lane, r.num_splits, 32, unroll=1):
         two, at = cute.make_rmem_tensor(2, Float32), vec2(table + 2 * (split - lane))
         cute.autovec_copy(at, two)

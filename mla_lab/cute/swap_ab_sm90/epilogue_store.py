@@ -20,7 +20,7 @@ def store_lse(
 ):
     """lse of one row, to the caller or beside the partial."""
     value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-    value = value if total > 0.0 else -Float32.inf
+    value = -Float32.inf if total == 0.0 else value  # a NaN stays
     if r.num_splits > 1:
         g.mLSE_partial[r.partial, row] = value
     elif (row < r.rows) & wants_lse(g):

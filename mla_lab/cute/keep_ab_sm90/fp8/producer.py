@@ -149,6 +149,8 @@ def producer(cta: Cta):
         else:
             load_query(cta, work, index - plan.first)
         page = s.records[FIRST_PAGE + lane % 4, index % RECORDS]
+        # all lanes have read the record: lane 0 alone arrives for what follows
+        cute.arch.sync_warp()
         for block in cutlass.range(work.begin, work.end, unroll=1):
             state = state.uniform()
             pages = valid_pages(cta, work, block, page, lane)

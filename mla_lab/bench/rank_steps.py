@@ -80,10 +80,7 @@ def measure(
         raise invalid("rounds", cases.rounds, "1 or more")
     if cases.graph and cases.device != "cuda":
         raise invalid("graph", f"True with device {cases.device}", "device cuda")
-    if out.exists() and out.read_bytes()[:1] not in (b"", b"{"):
-        raise invalid("record", f"{out}, which holds something else", "a record, or none")
-    with out.open("ab"):  # raises here, not behind the first case, where it cannot be written
-        pass
+    check_record(out)
     known, total = _lines(out), len(cases.problems())
     with tempfile.TemporaryDirectory() as folder:
         where = (cases, f"file://{folder}/ranks", str(out))
@@ -92,6 +89,14 @@ def measure(
             count(_lines(out) - known, total)
     count(_lines(out) - known, total)
     return [json.loads(line) for line in out.read_text().splitlines()[known:]]
+
+
+def check_record(path: Path) -> None:
+    """Raises for a file that is no record, or that cannot be written, before the first case."""
+    if path.exists() and path.read_bytes()[:1] not in (b"", b"{"):
+        raise invalid("record", f"{path}, which holds something else", "a record, or none")
+    with path.open("ab"):
+        pass
 
 
 def _lines(path: Path) -> int:
@@ -121,7 +126,7 @@ def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
 
 def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -> dict[str, Any]:
     """One case: rank 0's whole call, then the steps of all ranks, compared and timed."""
-    clock = _Clock(device, cases.rounds, cases.graph)
+    clock = Clock(device, cases.rounds, cases.graph)
     part, whole, alone_us = _prepare(problem, cases, rank, clock)
     dist.barrier()
     parts = _copies(part, device)
@@ -148,7 +153,7 @@ def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -
 
 
 def _prepare(
-    problem: Problem, cases: RankCases, rank: int, clock: _Clock
+    problem: Problem, cases: RankCases, rank: int, clock: Clock
 ) -> tuple[DecodeInputs, Result | None, float]:
     """The rank's part; on rank 0 also the whole call's result and time, us."""
     inputs = make_inputs(problem, 0, ["lse"], device=clock.device, workspace_bytes=128 << 20)
@@ -177,10 +182,10 @@ def _waited(gathering: Gathering) -> Gathering:
     """Its results, after the current stream's wait."""
     for work in gathering.works:
         work.wait()
-    return replace(gathering, works=(_Done(), _Done()))
+    return replace(gathering, works=(Done(), Done()))
 
 
-class _Done:
+class Done:
     """A collective that has ended."""
 
     def wait(self) -> None:
@@ -269,7 +274,7 @@ def _errors(results: dict[str, Result], whole: Result) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Clock:
+class Clock:
     """Times of calls that every rank makes equally often."""
 
     device: torch.device

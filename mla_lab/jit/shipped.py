@@ -226,6 +226,11 @@ PIECES: tuple[KernelConfig, ...] = tuple(
 )
 CUTE = (*CUTE, *PIECES)
 
+#: the merge of ranks, whose outs have this dtype
+RANK_MERGE: tuple[KernelConfig, ...] = tuple(
+    KernelConfig("cute/rank_merge", out_dtype=dtype) for dtype in ("bf16", "fp16")
+)
+
 #: of the SM100 kernel, which ships no builds, a plain one of each format
 SM100: tuple[KernelConfig, ...] = (
     *_builds("cute/mla_sm100", ((128, 2),), formats=(COMMONEST, ("fp16", "fp16", 64), EIGHT_BITS)),
@@ -237,7 +242,7 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     """Every shipped configuration that is written for `arch`."""
     check_arch(arch)
     cuda = dict.fromkeys([*(KernelConfig(name) for name in cuda_kernels()), *xqa.common(arch)])
-    configs = [*CUTE, *cuda]
+    configs = [*CUTE, *RANK_MERGE, *cuda]
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 

@@ -51,14 +51,14 @@ def without_pdl(build: KernelConfig) -> KernelConfig:
     the kernel in front ends.
     """
     arch = arch_of(build)
-    if jit.find(build, arch) is not None or _no_compiler(build) is None:
+    if jit.find(build, arch) is not None or no_compiler(build) is None:
         return build
     options = tuple(option for option in build.options if option[0] != "pdl")
     other = replace(build, options=options)
     return build if jit.find(other, arch) is None else other
 
 
-def _no_compiler(build: KernelConfig) -> str | None:
+def no_compiler(build: KernelConfig) -> str | None:
     """Why the kernel cannot be compiled here; None where it can."""
     try:
         toolchain.versions(build.kernel)
@@ -94,7 +94,7 @@ def missing_for(
     for build in wanted:
         if arch not in supported_archs(build.kernel):
             return f"{build.name()} is not built for {arch}"
-        if jit.find(build, arch) is None and (why := _no_compiler(build)):
+        if jit.find(build, arch) is None and (why := no_compiler(build)):
             return f"{build.name()} is not compiled here, and cannot be: {why}"
     return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid, unsupported
 from . import _bench_run
-from ._words import names
+from ._words import names, numbers
 
 if TYPE_CHECKING:
     from ...bench.tune.fitting import Launch
@@ -35,6 +35,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
     report.add_argument("--table", default="anchor", help="which one")
+    merge = verbs.add_parser("merge", help="the merge of ranks alone, ours beside PyTorch's")
+    merge.add_argument("record", type=Path, help="JSON lines, appended to")
+    merge.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="by comma")
+    merge.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")
+    merge.add_argument("--heads", type=int, default=128)
+    merge.add_argument("--rounds", type=int, default=21)
     verbs.add_parser("targets", help="bounds beside the figures that data/records gives")
     return parser
 
@@ -59,6 +65,7 @@ def run(args: argparse.Namespace) -> int | None:
         "fit": fit,
         "compare": _compare,
         "report": _report,
+        "merge": _merge,
         "targets": _targets,
     }
     code: int | None = verbs[args.verb](args)
@@ -114,6 +121,22 @@ def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> 
         path = args.out or data_dir() / FORMATS_RECORD
         format_costs.write(path, made, source)
         print(f"wrote {path}")
+
+
+def _merge(args: argparse.Namespace) -> int:
+    """A line a case; exit code 1 where a result is wrong."""
+    from ...bench.rank_merge import measure
+
+    print("ranks  batch  merge, us  PyTorch, us    error")
+    right = True
+    sizes = tuple(args.ranks), tuple(args.batch), args.heads, args.rounds
+    for row in measure(args.record, *sizes):
+        right = right and row["ok"]
+        print(
+            f"{row['ranks']:5d} {row['batch']:6d} {row['merge_us']:10.1f} {row['torch_us']:12.1f} "
+            f"{row['out_error']:8.1e}"
+        )
+    return int(not right)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -1,0 +1,131 @@
+"""The merge of decode context parallel: results of several ranks, weighted by their lse.
+
+A warp merges one row of one head. Lane r holds the lse of rank r; the weights are relative to the
+greatest one. The ranks' outs are added in rank order, 16 columns a lane, in fp32; those of the
+first ranks are loaded before the weights are computed.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float16, Float32, Int32, Int64
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from ..plan.config import KernelConfig
+from .common.ptx_sm90 import LOG2E, NO_SCORE, add, butterfly, pick
+from .registry import CuteEntry
+
+#: columns of a row, warps of a CTA, and the most ranks, one a lane
+COLUMNS, WARPS, MOST_RANKS = 512, 4, 32
+#: columns of one 16-byte access, and accesses of a lane
+VECTOR = 8
+VECTORS = COLUMNS // (32 * VECTOR)
+#: ranks whose outs are loaded at once
+BATCH = 4
+WARP = (1, 2, 4, 8, 16)
+ELEMENTS = {"bf16": BFloat16, "fp16": Float16}
+
+
+def vector_of(tensor: cute.Tensor, row, lane, i: int) -> cute.Tensor:
+    """Access `i` of a lane to a row."""
+    at = row * COLUMNS + Int64((i * 32 + lane) * VECTOR)
+    return cute.make_tensor((tensor.iterator + at).align(16), cute.make_layout(VECTOR))
+
+
+@cute.jit
+def weight_of(own: Float32, sink: Float32, from_log2: Float32):
+    """The lane's weight, and the lse of all lanes; `own` and `sink` in log2 units."""
+    # a row that no rank has a key for: weights exp2(-inf - finite) are 0
+    top = cute.arch.fmax(butterfly(cute.arch.fmax, own, WARP), Float32(NO_SCORE))
+    part = cute.math.exp2(own - top, fastmath=True)
+    total = butterfly(add, part, WARP)
+    whole = total + cute.math.exp2(sink - top, fastmath=True)
+    inverse = pick(total == 0.0, Float32(0.0), cute.arch.rcp_approx(whole))
+    lse = (top + cute.math.log2(total, fastmath=True)) * from_log2
+    return part * inverse, lse
+
+
+@cute.jit
+def load_parts(outs: cute.Tensor, parts: cute.Tensor, row: Int64, rank: Int32):
+    """The lane's columns of a row from `BATCH` ranks, `rank` the first; past the last rank its own
+    again, which has no share there."""
+    ranks, rows, lane = outs.shape[0], Int64(outs.shape[1]), cute.arch.lane_idx()
+    for k in cutlass.range_constexpr(BATCH):
+        source = Int64(cutlass.min(rank + k, ranks - 1)) * rows + row
+        for i in cutlass.range_constexpr(VECTORS):
+            cute.autovec_copy(vector_of(outs, source, lane, i), parts[None, i, k])
+
+
+@cute.jit
+def add_parts(acc: cute.Tensor, parts: cute.Tensor, weight: Float32, rank: Int32):
+    """acc += each part times its rank's weight; what has no share may hold anything."""
+    for k in cutlass.range_constexpr(BATCH):
+        share = cute.arch.shuffle_sync(weight, rank + k)
+        for i in cutlass.range_constexpr(VECTORS):
+            for e in cutlass.range_constexpr(VECTOR):
+                value = share * parts[e, i, k].to(Float32)
+                acc[e, i] = acc[e, i] + pick(share == 0.0, Float32(0.0), value)
+
+
+@cute.kernel
+def _merge(
+    outs: cute.Tensor, lses: cute.Tensor, sinks: cute.Tensor, out: cute.Tensor, lse: cute.Tensor,
+    heads: Int32, to_log2: Float32, from_log2: Float32,
+):  # fmt: skip
+    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    row, (ranks, rows) = cute.arch.block_idx()[0] * WARPS + warp, lses.shape
+    if row < rows:
+        parts = cute.make_rmem_tensor((VECTOR, VECTORS, BATCH), outs.element_type)
+        load_parts(outs, parts, Int64(row), Int32(0))
+        own, sink = -Float32.inf, -Float32.inf
+        if lane < ranks:
+            own = lses[lane, row] * to_log2
+        if heads > 0:
+            sink = sinks[row % heads] * Float32(LOG2E)
+        weight, merged = weight_of(own, sink, from_log2)
+        if lane == 0:
+            lse[row] = merged
+        acc = cute.make_rmem_tensor((VECTOR, VECTORS), Float32)
+        acc.fill(0.0)
+        for rank in cutlass.range(0, ranks, BATCH, unroll=1):
+            add_parts(acc, parts, weight, rank)
+            if rank + BATCH < ranks:
+                load_parts(outs, parts, Int64(row), rank + BATCH)
+        for i in cutlass.range_constexpr(VECTORS):
+            result = cute.make_rmem_tensor(VECTOR, out.element_type)
+            for e in cutlass.range_constexpr(VECTOR):
+                result[e] = acc[e, i].to(out.element_type)
+            cute.autovec_copy(result, vector_of(out, Int64(row), lane, i))
+
+
+@cute.jit
+def _launch(
+    outs: cute.Tensor, lses: cute.Tensor, sinks: cute.Tensor, out: cute.Tensor, lse: cute.Tensor,
+    heads: Int32, to_log2: Float32, from_log2: Float32, stream,
+) -> None:  # fmt: skip
+    """Operands in the order of `entry`."""
+    rows = lses.shape[1]
+    _merge(outs, lses, sinks, out, lse, heads, to_log2, from_log2).launch(
+        grid=((rows + WARPS - 1) // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
+    )
+
+
+def entry(config: KernelConfig) -> CuteEntry:
+    """Arguments: outs [ranks, rows, 512] and out [rows, 512] in `out_dtype`, rows of all heads in
+    turn; lses [ranks, rows], sinks [heads] and lse [rows] in fp32; heads (0: no sinks, and `sinks`
+    is not read); the factors of an lse to log2 units and back."""
+    element = ELEMENTS[config.out_dtype]
+    outs, out = (_tensor(element, rank, COLUMNS) for rank in (3, 2))
+    lses, sinks, lse = (_tensor(Float32, rank) for rank in (2, 1, 1))
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    numbers = (Int32(0), Float32(1.0), Float32(1.0))
+    return CuteEntry(_launch, (outs, lses, sinks, out, lse, *numbers, stream), "rank_merge")
+
+
+def _tensor(element, rank: int, last: int | None = None) -> cute.Tensor:
+    shape = tuple(last if last and i == rank - 1 else cute.sym_int() for i in range(rank))
+    align = 16 if last else 4
+    return make_fake_compact_tensor(
+        element, shape, stride_order=tuple(reversed(range(rank))), assumed_align=align
+    )

@@ -1,0 +1,117 @@
+"""The kernel that merges ranks, emulated, against the merge in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_lab import jit
+from mla_lab.backends.cute import rank_merge
+from mla_lab.bench.rank_merge import measure
+from mla_lab.cli import main
+from mla_lab.core.errors import InvalidInput
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.jit.shipped import RANK_MERGE
+from mla_lab.reference.mla import merge_partials
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+UNTOUCHED = 9.0
+BASES = (rank_merge.NATURAL, rank_merge.BASE_2)
+DTYPES = {name: dtype for dtype, name in rank_merge.NAMES.items()}
+
+
+@pytest.fixture(scope="module", params=RANK_MERGE, ids=lambda config: config.out_dtype)
+def kernel(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, torch.dtype]:
+    emulated = EmulatedKernel.of(jit.compile(request.param), Options(check=True))
+    return emulated, DTYPES[request.param.out_dtype]
+
+
+def results(ranks: int, rows: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of all ranks, flat. Rank 0 has no key for the first row, no rank has one for the last, and
+    what they leave there is no number; of the second row one lse is NaN."""
+    made = torch.Generator().manual_seed(ranks)
+    outs = torch.randn(ranks, rows * heads, rank_merge.LATENT, generator=made).to(dtype)
+    lses = 4 * torch.randn(ranks, rows * heads, generator=made)
+    lses[0, 0], outs[0, 0] = -math.inf, math.nan
+    lses[:, -1], outs[:, -1] = -math.inf, math.inf
+    lses[-1, 1] = math.nan
+    return outs, lses
+
+
+@needs_compiler
+@pytest.mark.parametrize("base", BASES, ids=["natural", "base2"])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(("ranks", "rows", "heads"), [(1, 3, 1), (2, 5, 3), (5, 2, 8), (32, 3, 5)])
+def test_it_is_the_merge_in_float64(
+    kernel: tuple[EmulatedKernel, torch.dtype],
+    ranks: int, rows: int, heads: int, with_sinks: bool, base: tuple[float, float],
+) -> None:  # fmt: skip
+    run, dtype = kernel
+    outs, lses = results(ranks, rows, heads, dtype)
+    sinks = torch.linspace(-3, 3, heads) if with_sinks else None
+    out = torch.full((rows * heads, rank_merge.LATENT), UNTOUCHED, dtype=dtype)
+    lse = torch.full((rows * heads,), UNTOUCHED)
+    unit = math.log(2) if base is rank_merge.BASE_2 else 1.0
+    run(
+        outs, lses / unit, lses.view(-1) if sinks is None else sinks, out, lse, 0 if sinks is None else heads, *base,
+    )  # fmt: skip
+    assert run.run.findings == []
+    shape = (ranks, rows, heads)
+    kept = torch.where(lses.isneginf()[..., None], 0.0, outs.double())
+    expected = merge_partials(kept.view(*shape, -1), lses.double().view(shape), sinks)
+    eps = torch.finfo(dtype).eps
+    assert torch.allclose(
+        out.view(expected.out.shape).double(), expected.out, rtol=eps, atol=eps / 8, equal_nan=True
+    )
+    assert torch.allclose(
+        unit * lse.double().view(rows, heads),
+        expected.lse.double(),
+        rtol=1e-6,
+        atol=2e-6,
+        equal_nan=True,
+    )
+    assert expected.out.view(rows * heads, -1)[1].isnan().all()
+    assert not out[-1].any() and bool(lse[-1].isneginf())
+
+
+def test_a_cpu_merges_by_pytorch() -> None:
+    outs = torch.zeros(2, 3, 4, rank_merge.LATENT, dtype=torch.bfloat16)
+    assert not rank_merge.takes(outs, torch.zeros(2, 3, 4))
+
+
+def test_the_record_of_a_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "merge.jsonl"
+    sizes = ["--ranks", "1,3", "--batch", "1", "--heads", "2", "--rounds", "1"]
+    assert main(["bench", "merge", str(record), *sizes]) == 0
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [row["ranks"] for row in rows] == [1, 3] and all(row["ok"] for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": (2, 0)}, "ranks: got 0"),
+        ({"batches": (0,)}, "batch: got 0"),
+        ({"heads": 0}, "heads: got 0"),
+        ({"rounds": 0}, "rounds: got 0"),
+    ],
+)
+def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    sizes: dict[str, object] = {"ranks": (2,), "batches": (1,), "heads": 1, "rounds": 1} | change
+    with pytest.raises(InvalidInput, match=message):
+        next(measure(tmp_path / "merge.jsonl", **sizes))  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_record_stays(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    with pytest.raises(InvalidInput, match="holds something else"):
+        next(measure(other, (2,), (1,), 1, 1))
+    assert other.read_text() == "mine"

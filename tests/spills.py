@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mla_lab.jit.code_size import ROOM
 from mla_lab.plan.config import KernelConfig
-from mla_lab.plan.promotion import FORMATS
 from mla_lab.plan.promotion import KERNEL as PROMOTED
+from mla_lab.plan.promotion import OPERANDS
 
 #: bytes of machine code of the largest shipped builds by kernel (2026-11-29): no build grows unseen
 MOST_CODE = {
@@ -31,6 +31,6 @@ def most_code(config: KernelConfig) -> int:
         return MOST_DUAL_CODE
     if config.option("pieces"):
         return MOST_PIECES_CODE
-    if config.kernel == PROMOTED and (config.q_dtype, config.kv_format) == FORMATS:
+    if config.kernel == PROMOTED and (config.q_dtype, config.kv_format) == OPERANDS:
         return MOST_PROMOTED_CODE
     return MOST_CODE.get(config.kernel, ROOM)

@@ -85,8 +85,8 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
         "verify soak",
         "verify card-bits",
     ]
-    verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "ladder", "call_anatomy"]
-    verbs += ["host_cost", "simulate.fit", "run_all"]
+    verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "bench merge", "ladder"]
+    verbs += ["call_anatomy", "host_cost", "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
     (anchor,) = (line for line in ran if "h200_anchor.jsonl.new" in line)

@@ -59,7 +59,8 @@ def test_it_is_the_merge_in_float64(
     lse = torch.full((rows * heads,), UNTOUCHED)
     unit = math.log(2) if base is rank_merge.BASE_2 else 1.0
     run(
-        outs, lses / unit, lses.view(-1) if sinks is None else sinks, out, lse, 0 if sinks is None else heads, *base,
+        outs, lses / unit, lses.view(-1) if sinks is None else sinks, out, lse,
+        0 if sinks is None else heads, *base,
     )  # fmt: skip
     assert run.run.findings == []
     shape = (ranks, rows, heads)

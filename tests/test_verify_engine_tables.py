@@ -30,6 +30,17 @@ def test_ranks_are_judged_by_their_best_form() -> None:
     assert engine_tables.ranks_table(rows).count("\n") == 3, "graphs alone"
 
 
+def test_both_merges_stand_in_a_line_for_each_batch() -> None:
+    sizes = [(2, 1), (2, 16), (8, 1), (8, 16)]
+    rows: list[Any] = [
+        {"ranks": n, "batch": b, "merge_us": n + b / 100, "torch_us": 50.0, "environment": HERE}
+        for n, b in sizes
+    ]
+    lines = engine_tables.rank_merge_table(rows).splitlines()
+    assert lines[2:4] == ["| 1 | 2.0 | 50.0 | 8.0 | 50.0 |", "| 16 | 2.2 | 50.0 | 8.2 | 50.0 |"]
+    assert lines[-1] == "H200, torch 2, commit aaaaaaaaa."
+
+
 def result(case: str, process: int, attempt: int, status: str = "ok") -> Any:
     worker = {"host": "h", "process": process, "card": "H200", "gpu": str(process % 2)}
     row = {"kind": "result", "case": case, "status": status, "environment": HERE}

@@ -89,6 +89,29 @@ def test_ranks_merge_to_the_whole(
     assert torch.allclose(lse.double(), expected.lse.view(lse.shape), atol=1e-3)
 
 
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+@pytest.mark.parametrize("q_dtype", ["bf16", "e4m3"])
+@pytest.mark.parametrize("heads", [16, 32, 128])
+@pytest.mark.parametrize("page_size", [4, 64])
+def test_a_key_with_nan_is_in_out_and_lse_of_its_request_alone(
+    q_dtype: str, kv_format: str, heads: int, page_size: int, workspace: torch.Tensor
+) -> None:
+    if q_dtype == "e4m3" and kv_format != "e4m3":
+        pytest.skip("an e4m3 query has a cache of e4m3")
+    for kv_lens in ((300, 70), (5000, 3000), (700,) * 40):
+        formats = {"q_dtype": q_dtype, "kv_format": kv_format}
+        problem = Problem((1,) * len(kv_lens), kv_lens, heads, page_size=page_size, **formats)
+        inputs = inputs_of(problem, "lse")
+        page = inputs.kv_cache[int(inputs.block_tables[0, 0])]
+        token = page.view(torch.uint8).reshape(page_size, -1)[3]
+        # NaN in e4m3, and in bf16 from the first two bytes of a pair
+        token[6:8] = 0x7F if kv_format != "bf16" else torch.tensor([0xC0, 0x7F], device="cuda")
+        for batch_invariant in (False, True):
+            out, lse = native(inputs, workspace, batch_invariant=batch_invariant)
+            assert bool(out[0].isnan().all()) and bool(lse[0].isnan().all())
+            assert bool(out[1:].isfinite().all()) and bool(lse[1:].isfinite().all())
+
+
 def test_two_streams_of_one_capture_need_a_workspace_each(workspace: torch.Tensor) -> None:
     inputs, side = inputs_of(Problem((1,), (4096,), 128), "lse"), torch.cuda.Stream()
     native(inputs, workspace)

@@ -178,8 +178,8 @@ def store_pair_lse(g: Any, r: Any, row: Int32, tops: list, sums: list):
     """The natural lse of both rows of a pair, to the caller or beside the partial."""
     value0 = (tops[0] + cute.math.log2(sums[0], fastmath=True)) * Float32(LN2)
     value1 = (tops[1] + cute.math.log2(sums[1], fastmath=True)) * Float32(LN2)
-    value0 = value0 if sums[0] > 0.0 else -Float32.inf
-    value1 = value1 if sums[1] > 0.0 else -Float32.inf
+    value0 = -Float32.inf if sums[0] == 0.0 else value0  # a NaN stays
+    value1 = -Float32.inf if sums[1] == 0.0 else value1
     if r.num_splits > 1:
         g.mLSE_partial[r.partial, row] = value0
         g.mLSE_partial[r.partial, row + 1] = value1

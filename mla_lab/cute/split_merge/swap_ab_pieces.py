@@ -84,7 +84,8 @@ def merge_units(c: cutlass.Constexpr, g: Any, r: Any, unit: Int32, end: Int32):
     weights = []
     for i in cutlass.range_constexpr(ROUNDS):
         weight = cute.math.exp2(values[i] - tops[i], fastmath=True)
-        weights.append(weight if values[i] > NO_SCORE else Float32(0.0))
+        # a split without keys weighs nothing, one with a NaN is NaN
+        weights.append(Float32(0.0) if values[i] <= NO_SCORE else weight)
     totals = butterflies(add, weights, WARP)
     acc = cute.make_rmem_tensor((4, ROUNDS), Float32)
     acc.fill(0.0)

@@ -33,6 +33,8 @@ NAMES = (
     *("block_tables", "seq_lens", "q_begin"),
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+#: kernels of decode calls; others have arguments of their own
+KERNELS = ("cute/keep_ab_sm90", "cute/swap_ab_sm90", "cute/mla_sm100")
 COUNTERS = 64
 #: of skip-softmax: leaves most tiles out
 SKIP_FACTOR = 800.0

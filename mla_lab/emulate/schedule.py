@@ -11,6 +11,8 @@ from .gang import Gang
 #: late: as fair, but copies and products end when no warp can go on without them. adverse: random
 #: and late.
 SCHEDULES = ("fair", "greedy", "random", "late", "adverse")
+#: that a seed changes
+DRAWN = ("random", "adverse")
 FAIR_BLOCKS, GREEDY_BLOCKS = 100, 20_000
 RANDOM_BLOCKS = (1, 3, 30, 1000)
 #: chance that one late copy lands in a round of an adverse schedule
@@ -25,7 +27,7 @@ class Schedule:
             raise invalid("schedule", repr(name), SCHEDULES)
         self.name, self.seed = name, seed
         self.late = name in ("late", "adverse")
-        self._random = random.Random(seed) if name in ("random", "adverse") else None
+        self._random = random.Random(seed) if name in DRAWN else None
 
     def order(self, gangs: list[Gang]) -> list[Gang]:
         """Gangs in the order of this round."""

@@ -141,7 +141,7 @@ def _resident(field: str) -> int:
     return int(kilobytes) * 1024
 
 
-def check_memory(problem: Problem, device: str, judged: bool) -> None:
+def check_memory(problem: Problem, device: str, judged: bool, command: str = "decode") -> None:
     """InvalidInput, before anything is allocated, for a call that the memory cannot hold."""
     free = _free_bytes(device)
     rows, longest = problem.total_q * problem.heads, max(problem.kv_lens)
@@ -155,7 +155,7 @@ def check_memory(problem: Problem, device: str, judged: bool) -> None:
         needed += 8 * pairs * problem.heads
     if free is not None and needed > free:
         got = f"a call of {needed / 1e9:.1f} GB, {cache / 1e9:.1f} of them the cache"
-        raise invalid("decode", got, f"what the {free / 1e9:.1f} GB that are free on {device} hold")
+        raise invalid(command, got, f"what the {free / 1e9:.1f} GB that are free on {device} hold")
 
 
 def _free_bytes(device: str) -> int | None:

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Print errors against the oracle, counts and findings; 1 where something is wrong."""
     from ...core.errors import invalid
     from ...emulate import recorded
+    from ...emulate.schedule import DRAWN
 
     _check(args)
     if args.recorded:
@@ -65,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
         if changed:
             got = "--recorded with " + ", ".join(f"--{name.replace('_', '-')}" for name in changed)
             raise invalid("options", got, "BUILD chooses among recorded calls, each as it is")
+        if args.seed and args.schedule not in DRAWN:
+            got = f"--recorded with --seed {args.seed} and --schedule {args.schedule}"
+            raise invalid("options", got, f"a seed of a schedule that is drawn: {', '.join(DRAWN)}")
         found = [recorded.load(name) for name in recorded.recordings(args.build or "")]
         if not found:
             raise invalid("BUILD", repr(args.build), recorded.recordings())
@@ -87,18 +91,34 @@ def _again(recording: Any, archive: Path) -> Any:
 
 def _compiled(args: argparse.Namespace) -> list[Any]:
     from ...core.errors import invalid
+    from ...emulate.calls import KERNELS
     from ...jit import compile_all
     from ...jit.shipped import select
+    from ._run import check_memory
 
-    found = [c for c in select(args.kernel, args.set, args.arch) if c.kernel.startswith("cute/")]
-    found = [c for c in found if c.kernel != "cute/empty"]
+    others = [name for name in args.kernel or () if name not in KERNELS]
+    if others:
+        raise invalid("--kernel", ", ".join(others), KERNELS)
+    found = [c for c in select(args.kernel, args.set, args.arch) if c.kernel in KERNELS]
     if args.build is not None:
         exact = [c for c in found if c.name() == args.build]
         found = exact or [c for c in found if args.build in c.name()]
     if not found:
         raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
     _one_trace(args, len(found))
+    for config in found:
+        check_memory(_problem(args, config), "cpu", True, "emulate")
     return compile_all(found, args.arch)
+
+
+def _problem(args: argparse.Namespace, config: Any) -> Any:
+    """The problem of the options, in the formats of a build."""
+    from ...emulate.calls import problem_for
+
+    lengths = tuple(args.kv_len)
+    if args.batch is not None and len(lengths) != args.batch:
+        lengths = (lengths * args.batch)[: args.batch]
+    return problem_for(config, lengths, args.heads, args.q_len)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -133,13 +153,9 @@ def _options(args: argparse.Namespace) -> Any:
 
 def _emulate(args: argparse.Namespace, artifact: Any) -> bool:
     from ...emulate import EmulatedKernel, recorded
-    from ...emulate.calls import make_call, problem_for
+    from ...emulate.calls import make_call
 
-    lengths = tuple(args.kv_len)
-    if args.batch is not None and len(lengths) != args.batch:
-        lengths = (lengths * args.batch)[: args.batch]
-    problem = problem_for(artifact.config, lengths, args.heads, args.q_len)
-    splits = args.splits
+    problem, splits = _problem(args, artifact.config), args.splits
     if splits is None:
         splits = 0 if artifact.config.option("pieces") else 1
     if args.record:

@@ -4,7 +4,7 @@ Token i of a request is on rank i mod world. Each rank attends its own tokens an
 normalised by its own lse, and that lse; `merge` weights them into the result over all tokens. Sinks
 enter in `merge`, once. `gather_and_merge` is the same by torch.distributed, in each rank's process.
 On a Hopper card one kernel merges results in bf16 and fp16 of a latent of 512 of up to 32 ranks
-(`backends.cute.rank_merge`); elsewhere PyTorch does.
+(`cute.rank_merge`); elsewhere PyTorch does.
 `shard` makes the calls of all ranks from one call, for tests and notebooks;
 `reference.merge_partials` is the merge in float64.
 """
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..backends.cute import rank_merge
+from ..backends import rank_kernels
 from ..call.checks import tensors as argument
 from ..call.checks.features import LSE_BASES
 from ..core import kv_cache as formats
@@ -131,9 +131,9 @@ def _merged(
 ) -> tuple[Tensor, Tensor]:
     """Out [rows, heads, latent] and lse [rows, heads] of [ranks, ..], out in its dtype."""
     sink = sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
-    if rank_merge.takes(outs, lses):
+    if rank_kernels.can_merge(outs, lses):
         wait_for_outs()
-        return rank_merge.merged(outs, lses, sink, base2=lse_base == "base2")
+        return rank_kernels.merged(outs, lses, sink, base2=lse_base == "base2")
     return merged_by_torch(outs, lses, sink, lse_base, wait_for_outs)
 
 

@@ -4,7 +4,7 @@ Local token j of rank r is at position j x world + r of its request. The last q_
 the draft columns of a kernel's mask, and all before them precede every draft token, so that a
 packed mask made from both lengths says all that the positions do. Where `seq_lens` counts tokens
 behind the request's end, which no row sees, the kernel gets the length without them. Both are made
-on the device in each launch; no length is read on the host.
+on the device in each launch, on a Hopper card by one kernel; no length is read on the host.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..call.bind import Call
 from ..call.decode_args import DecodeArgs
 from ..call.form import Features
 from ..core import masks
+from . import rank_kernels
 from .base import Replay
 
 
@@ -49,6 +50,9 @@ class RankMask:
 
     def __call__(self, args: DecodeArgs) -> DecodeArgs:
         """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
+        if rank_kernels.can_mask(args):
+            held, words = rank_kernels.mask_of(args, self.q_len, self.total_q, self.columns)
+            return replace(args, seq_lens=held, mask=self._shaped(words))
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
         before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
         held = torch.minimum(args.seq_lens, before_end.clamp(min=0))
@@ -68,8 +72,10 @@ class RankMask:
         column = torch.arange(self.columns, dtype=torch.int32, device=device)
         draft = (held - q_len + column) * args.cp_world + args.cp_rank - first_draft
         seen = (draft < 0) | self._drafts(args, draft, row)
-        packed = masks.pack(seen & (column < q_len))
-        return packed if self.q_len is None else packed.view(-1, self.q_len, packed.shape[-1])
+        return self._shaped(masks.pack(seen & (column < q_len)))
+
+    def _shaped(self, words: Tensor) -> Tensor:
+        return words if self.q_len is None else words.view(-1, self.q_len, words.shape[-1])
 
     def _places(self, args: DecodeArgs, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Request, row in it and its query tokens, of each token of the query."""

@@ -226,9 +226,10 @@ PIECES: tuple[KernelConfig, ...] = tuple(
 )
 CUTE = (*CUTE, *PIECES)
 
-#: the merge of ranks, whose outs have this dtype
-RANK_MERGE: tuple[KernelConfig, ...] = tuple(
-    KernelConfig("cute/rank_merge", out_dtype=dtype) for dtype in ("bf16", "fp16")
+#: of decode context parallel: a rank's mask, and the merge of outs in each dtype
+RANKS: tuple[KernelConfig, ...] = (
+    KernelConfig("cute/rank_mask"),
+    *(KernelConfig("cute/rank_merge", out_dtype=dtype) for dtype in ("bf16", "fp16")),
 )
 
 #: of the SM100 kernel, which ships no builds, a plain one of each format
@@ -242,7 +243,7 @@ def shipped(arch: str = "sm_90a") -> list[KernelConfig]:
     """Every shipped configuration that is written for `arch`."""
     check_arch(arch)
     cuda = dict.fromkeys([*(KernelConfig(name) for name in cuda_kernels()), *xqa.common(arch)])
-    configs = [*CUTE, *RANK_MERGE, *cuda]
+    configs = [*CUTE, *RANKS, *cuda]
     return [c for c in configs if arch in supported_archs(c.kernel)]
 
 

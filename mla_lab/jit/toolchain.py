@@ -159,3 +159,12 @@ def _common() -> dict[str, str]:
 def versions(kernel: str) -> dict[str, str]:
     """Toolchain versions behind a kernel of this name ("cute/..." or "cuda/...")."""
     return cute_versions() if kernel.startswith("cute/") else cuda_versions()
+
+
+def missing(kernel: str) -> str | None:
+    """Why a kernel of this name cannot be compiled here; None where it can."""
+    try:
+        versions(kernel)
+    except BuildError as error:
+        return str(error)
+    return None

@@ -20,7 +20,7 @@ from ... import jit
 from ...call.decode_args import DecodeArgs
 from ...call.gqa_args import GqaArgs
 from ...call.workspace import Workspace
-from ...core.errors import BuildError, invalid
+from ...core.errors import invalid
 from ...core.gpu import Gpu
 from ...jit import toolchain
 from ...plan import KernelConfig
@@ -42,11 +42,8 @@ def arch_of(gpu: Gpu) -> str | None:
 
 def build_reason(config: KernelConfig, arch: str) -> str | None:
     """None where the kernel is compiled or a compiler is here, else what is missing."""
-    if jit.find(config, arch) is None:
-        try:
-            toolchain.versions(KERNEL)
-        except BuildError as error:
-            return f"{config.name()} is not compiled here, and cannot be: {error}"
+    if jit.find(config, arch) is None and (why := toolchain.missing(KERNEL)):
+        return f"{config.name()} is not compiled here, and cannot be: {why}"
     return None
 
 

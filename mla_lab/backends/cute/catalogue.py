@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 
 from ... import jit
 from ...call.form import Features
-from ...core.errors import BuildError, Unsupported
+from ...core.errors import Unsupported
 from ...core.problem import Problem
 from ...jit import toolchain
 from ...jit.build import canonical
@@ -51,20 +51,11 @@ def without_pdl(build: KernelConfig) -> KernelConfig:
     the kernel in front ends.
     """
     arch = arch_of(build)
-    if jit.find(build, arch) is not None or no_compiler(build) is None:
+    if jit.find(build, arch) is not None or toolchain.missing(build.kernel) is None:
         return build
     options = tuple(option for option in build.options if option[0] != "pdl")
     other = replace(build, options=options)
     return build if jit.find(other, arch) is None else other
-
-
-def no_compiler(build: KernelConfig) -> str | None:
-    """Why the kernel cannot be compiled here; None where it can."""
-    try:
-        toolchain.versions(build.kernel)
-    except BuildError as error:
-        return str(error)
-    return None
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +85,7 @@ def missing_for(
     for build in wanted:
         if arch not in supported_archs(build.kernel):
             return f"{build.name()} is not built for {arch}"
-        if jit.find(build, arch) is None and (why := no_compiler(build)):
+        if jit.find(build, arch) is None and (why := toolchain.missing(build.kernel)):
             return f"{build.name()} is not compiled here, and cannot be: {why}"
     return None
 

@@ -1,10 +1,13 @@
-"""The kernel that merges ranks, emulated, against the merge in float64."""
+"""The kernels of decode context parallel, emulated: the merge against the one in float64, the mask
+against PyTorch's."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,21 +15,26 @@ import torch
 from torch import Tensor
 
 from mla_lab import jit
-from mla_lab.backends.cute import rank_merge
+from mla_lab.api.context_parallel import shard
+from mla_lab.backends import rank_kernels
+from mla_lab.backends.rank_mask import RankMask
 from mla_lab.bench.rank_merge import measure
+from mla_lab.call.decode_args import native_args
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
+from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
-from mla_lab.jit.shipped import RANK_MERGE
+from mla_lab.jit.shipped import RANKS
+from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import merge_partials
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 UNTOUCHED = 9.0
-BASES = (rank_merge.NATURAL, rank_merge.BASE_2)
-DTYPES = {name: dtype for dtype, name in rank_merge.NAMES.items()}
+BASES = (rank_kernels.NATURAL, rank_kernels.BASE_2)
+DTYPES = {name: dtype for dtype, name in rank_kernels.NAMES.items()}
 
 
-@pytest.fixture(scope="module", params=RANK_MERGE, ids=lambda config: config.out_dtype)
+@pytest.fixture(scope="module", params=RANKS[1:], ids=lambda config: config.out_dtype)
 def kernel(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, torch.dtype]:
     emulated = EmulatedKernel.of(jit.compile(request.param), Options(check=True))
     return emulated, DTYPES[request.param.out_dtype]
@@ -36,7 +44,7 @@ def results(ranks: int, rows: int, heads: int, dtype: torch.dtype) -> tuple[Tens
     """Of all ranks, flat. Rank 0 has no key for the first row, no rank has one for the last, and
     what they leave there is no number; of the second row one lse is NaN."""
     made = torch.Generator().manual_seed(ranks)
-    outs = torch.randn(ranks, rows * heads, rank_merge.LATENT, generator=made).to(dtype)
+    outs = torch.randn(ranks, rows * heads, rank_kernels.LATENT, generator=made).to(dtype)
     lses = 4 * torch.randn(ranks, rows * heads, generator=made)
     lses[0, 0], outs[0, 0] = -math.inf, math.nan
     lses[:, -1], outs[:, -1] = -math.inf, math.inf
@@ -55,9 +63,9 @@ def test_it_is_the_merge_in_float64(
     run, dtype = kernel
     outs, lses = results(ranks, rows, heads, dtype)
     sinks = torch.linspace(-3, 3, heads) if with_sinks else None
-    out = torch.full((rows * heads, rank_merge.LATENT), UNTOUCHED, dtype=dtype)
+    out = torch.full((rows * heads, rank_kernels.LATENT), UNTOUCHED, dtype=dtype)
     lse = torch.full((rows * heads,), UNTOUCHED)
-    unit = math.log(2) if base is rank_merge.BASE_2 else 1.0
+    unit = math.log(2) if base is rank_kernels.BASE_2 else 1.0
     run(
         outs, lses / unit, lses.view(-1) if sinks is None else sinks, out, lse,
         0 if sinks is None else heads, *base,
@@ -81,9 +89,49 @@ def test_it_is_the_merge_in_float64(
     assert not out[-1].any() and bool(lse[-1].isneginf())
 
 
+@pytest.fixture(scope="module")
+def mask_kernel() -> EmulatedKernel:
+    return EmulatedKernel.of(jit.compile(rank_kernels.MASK), Options(check=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(24))
+def test_the_mask_is_pytorch_s(
+    mask_kernel: EmulatedKernel, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one length of drafts and of several, some of them none, with trees and without; ranks that
+    hold tokens behind a request's end, and a sum of query tokens that ends early."""
+    rng = random.Random(seed)
+    ragged, tree, batch = bool(seed & 1), bool(seed & 2), rng.choice((1, 3, 6))
+    most = rng.choice((2, 5, 40))
+    q_lens = tuple(rng.randint(0, most) if ragged else most for _ in range(batch))
+    q_lens = (most, *q_lens[1:])
+    kv_lens = tuple(q_len + rng.randint(0, 90) for q_len in q_lens)
+    features = [*(["tree_mask"] if tree else []), *(["max_q_len"] if ragged else [])]
+    inputs = make_inputs(Problem(q_lens, kv_lens, 2), seed, features, workspace_bytes=0)
+    world = rng.randint(2, 5)
+    for rank in shard(inputs, world):
+        args = native_args(**rank.contract_args())
+        if seed % 3 == 0:
+            args = replace(args, causal_seqlens_kv_global=inputs.seq_lens - rng.randint(0, 3))
+        if args.cum_seq_lens_q is not None and seed % 5 == 0:
+            args = replace(args, cum_seq_lens_q=(args.cum_seq_lens_q - 1).clamp_min(0))
+        of = RankMask(most if args.cum_seq_lens_q is None else None, sum(q_lens), most)
+        expected = of(args)
+        with monkeypatch.context() as patched:
+            patched.setattr(rank_kernels, "can_mask", lambda args: True)
+            patched.setattr(rank_kernels, "_kernel", lambda config, device: mask_kernel)
+            got = of(args)
+        assert mask_kernel.run.findings == []
+        assert torch.equal(got.seq_lens, expected.seq_lens)
+        assert got.mask is not None and expected.mask is not None
+        assert got.mask.shape == expected.mask.shape
+        assert torch.equal(got.mask.view(torch.int16), expected.mask.view(torch.int16))
+
+
 def test_a_cpu_merges_by_pytorch() -> None:
-    outs = torch.zeros(2, 3, 4, rank_merge.LATENT, dtype=torch.bfloat16)
-    assert not rank_merge.takes(outs, torch.zeros(2, 3, 4))
+    outs = torch.zeros(2, 3, 4, rank_kernels.LATENT, dtype=torch.bfloat16)
+    assert not rank_kernels.can_merge(outs, torch.zeros(2, 3, 4))
 
 
 def test_the_record_of_a_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,129 @@
+"""The small kernels of decode context parallel on a Hopper card: where they run, their launches.
+
+`cute.rank_merge` merges the results of all ranks; `cute.rank_mask` makes the mask by which a kernel
+sees a rank's tokens. Each takes the place of some fifteen to forty kernels of PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..call.decode_args import DecodeArgs
+from ..core import masks
+from ..jit import toolchain
+from ..plan.config import KernelConfig
+from .base import current, refuse_capture
+
+ARCH, CAPABILITY = "sm_90a", (9, 0)
+#: what `cute.rank_merge` is written for: dtypes of outs and their names, the latent, and most ranks
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LATENT, MOST_RANKS = 512, 32
+#: natural logarithms to log2 units, and back
+NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
+MASK = KernelConfig("cute/rank_mask")
+
+
+def can_merge(outs: Tensor, lses: Tensor) -> bool:
+    """Whether a kernel merges outs [ranks, rows, heads, latent] by lses [ranks, rows, heads]."""
+    if outs.dtype not in NAMES or lses.dtype is not torch.float32:
+        return False
+    fits = outs.shape[-1] == LATENT and len(outs) <= MOST_RANKS and outs.numel() > 0
+    packed = outs.is_contiguous() and lses.is_contiguous()
+    graded = outs.requires_grad or lses.requires_grad
+    return fits and packed and not graded and _can_run(_merge_config(outs.dtype), outs, 16)
+
+
+def merged(
+    outs: Tensor, lses: Tensor, sinks: Tensor | None, *, base2: bool = False
+) -> tuple[Tensor, Tensor]:
+    """out [rows, heads, latent] and lse [rows, heads] of what `can_merge` takes, in one launch.
+
+    sinks: fp32 [heads], in natural units; lses are in log2 units if `base2`. Raises InvalidInput
+    for the first use of the kernel in a CUDA graph's capture.
+    """
+    ranks, rows, heads, latent = outs.shape
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+    with current(outs.device):
+        _kernel(_merge_config(outs.dtype), outs.device)(
+            outs.view(ranks, rows * heads, latent),
+            lses.view(ranks, rows * heads),
+            lses.view(-1) if sinks is None else sinks.contiguous(),
+            out.view(rows * heads, latent),
+            lse.view(-1),
+            0 if sinks is None else heads,
+            *(BASE_2 if base2 else NATURAL),
+        )
+    return out, lse
+
+
+def can_mask(args: DecodeArgs) -> bool:
+    """Whether a kernel makes the mask of a context parallel call."""
+    given = (args.seq_lens, args.causal_seqlens_kv_global, args.cum_seq_lens_q, args.mask)
+    tensors = [tensor for tensor in given if tensor is not None]
+    packed = all(tensor.is_contiguous() for tensor in tensors)
+    return packed and all(_can_run(MASK, tensor, 4) for tensor in tensors)
+
+
+def mask_of(
+    args: DecodeArgs, q_len: int | None, total_q: int, columns: int
+) -> tuple[Tensor, Tensor]:
+    """What `backends.rank_mask` makes of a call that `can_mask` takes, in one launch: lengths int32
+    [batch], and words uint16 [total_q, words].
+
+    q_len: of each request; None where `cum_seq_lens_q` holds them. Raises InvalidInput for the
+    first use of the kernel in a CUDA graph's capture.
+    """
+    lengths, of_all, begins = args.seq_lens, args.causal_seqlens_kv_global, args.cum_seq_lens_q
+    device, halves = lengths.device, masks.words_per_row(columns)
+    held = torch.empty_like(lengths)
+    words = torch.empty(total_q, halves // 2, dtype=torch.int32, device=device)
+    drafts = None if args.mask is None else args.mask.view(total_q, -1)
+    with current(device):
+        _kernel(MASK, device)(
+            of_all,
+            lengths,
+            lengths if q_len is not None else begins,
+            lengths if drafts is None else drafts.view(torch.int32).view(-1),
+            held,
+            words,
+            args.cp_world,
+            args.cp_rank,
+            q_len or 0,
+            0 if drafts is None else drafts.shape[1] // 2,
+            columns,
+        )
+    return held, words.view(torch.uint16)
+
+
+def _merge_config(dtype: torch.dtype) -> KernelConfig:
+    return KernelConfig("cute/rank_merge", out_dtype=NAMES[dtype])
+
+
+def _can_run(config: KernelConfig, tensor: Tensor, alignment: int) -> bool:
+    """Whether the kernel is here for tensors like this one, which lies at such an address."""
+    if torch.compiler.is_compiling() or not tensor.is_cuda:
+        return False
+    return tensor.data_ptr() % alignment == 0 and _is_here(config, tensor.device)
+
+
+@cache
+def _is_here(config: KernelConfig, device: torch.device) -> bool:
+    """Whether the device is one that the kernel is written for, and its build can be had."""
+    if torch.cuda.get_device_capability(device) != CAPABILITY:
+        return False
+    return jit.find(config, ARCH) is not None or toolchain.missing(config.kernel) is None
+
+
+@cache
+def _kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
+    """The tvm-ffi function on a device, compiled at its first use."""
+    name = config.kernel.removeprefix("cute/")
+    refuse_capture(name, f"the first use of {config.name()}", device)
+    return jit.kernel(config, ARCH).launch

@@ -33,11 +33,13 @@ def test_ranks_are_judged_by_their_best_form() -> None:
 def test_both_merges_stand_in_a_line_for_each_batch() -> None:
     sizes = [(2, 1), (2, 16), (8, 1), (8, 16)]
     rows: list[Any] = [
-        {"ranks": n, "batch": b, "merge_us": n + b / 100, "torch_us": 50.0, "environment": HERE}
+        {"ranks": n, "batch": b, "us": n + b / 100, "torch_us": 50.0, "environment": HERE}
         for n, b in sizes
     ]
-    lines = engine_tables.rank_merge_table(rows).splitlines()
-    assert lines[2:4] == ["| 1 | 2.0 | 50.0 | 8.0 | 50.0 |", "| 16 | 2.2 | 50.0 | 8.2 | 50.0 |"]
+    rows += [{"batch": b, "us": 1.0, "torch_us": 9.0, "environment": HERE} for b in (1, 16)]
+    lines = engine_tables.rank_kernels_table(rows).splitlines()
+    assert lines[2] == "| 1 | 2.0 | 50.0 | 8.0 | 50.0 | 1.0 | 9.0 |"
+    assert lines[3] == "| 16 | 2.2 | 50.0 | 8.2 | 50.0 | 1.0 | 9.0 |"
     assert lines[-1] == "H200, torch 2, commit aaaaaaaaa."
 
 

@@ -50,9 +50,13 @@ class RankMask:
 
     def __call__(self, args: DecodeArgs) -> DecodeArgs:
         """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
-        if rank_kernels.can_mask(args):
-            held, words = rank_kernels.mask_of(args, self.q_len, self.total_q, self.columns)
-            return replace(args, seq_lens=held, mask=self._shaped(words))
+        if not rank_kernels.can_mask(args):
+            return self.by_torch(args)
+        held, words = rank_kernels.mask_of(args, self.q_len, self.total_q, self.columns)
+        return replace(args, seq_lens=held, mask=self._shaped(words))
+
+    def by_torch(self, args: DecodeArgs) -> DecodeArgs:
+        """The same by some forty kernels of PyTorch, on any device."""
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
         before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
         held = torch.minimum(args.seq_lens, before_end.clamp(min=0))

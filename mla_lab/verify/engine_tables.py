@@ -85,17 +85,16 @@ def ranks_note(rows: Sequence[Row]) -> str:
     return " ".join([*said, _where(rows)])
 
 
-def rank_merge_table(rows: Sequence[Row]) -> str:
-    """A line for each batch size: times of both merges for each number of ranks."""
-    ranks = list(dict.fromkeys(row["ranks"] for row in rows))
+def rank_kernels_table(rows: Sequence[Row]) -> str:
+    """A line for each batch size: times of both merges for each number of ranks, and of a mask."""
+    cases = list(dict.fromkeys(row.get("ranks", 0) for row in rows))
     lines = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        of_batch = {row["ranks"]: row for row in rows if row["batch"] == batch}
-        times = [
-            f"{of_batch[n][name]:.1f}" for n in ranks for name in ("merge_us", "torch_us")
-        ]  # fmt: skip
+        of_batch = {row.get("ranks", 0): row for row in rows if row["batch"] == batch}
+        times = [f"{of_batch[n][name]:.1f}" for n in cases for name in ("us", "torch_us")]
         lines.append((batch, *times))
-    names = [f"{n} ranks, {side}:" for n in ranks for side in ("us", "PyTorch, us")]
+    whats = [f"merge of {n} ranks" if n else "mask of a rank" for n in cases]
+    names = [f"{what}, {side}:" for what in whats for side in ("us", "PyTorch, us")]
     table = markdown_table(("batch:", *names), lines)
     return f"{table}\n\n{_where(rows[:1])}"
 
@@ -164,7 +163,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine-steps": partial(table_of, "records/h200_engine_steps.jsonl", steps_table),
     "ranks": partial(table_of, "records/h200_ranks.jsonl", ranks_table),
     "ranks-note": partial(table_of, "records/h200_ranks.jsonl", ranks_note),
-    "rank-merge": partial(table_of, "records/h200_rank_merge.jsonl", rank_merge_table),
+    "rank-kernels": partial(table_of, "records/h200_rank_kernels.jsonl", rank_kernels_table),
     "ray": partial(table_of, "records/h200_ray.jsonl", ray_note),
     "wrapper": partial(table_of, "records/flashinfer_wrapper.jsonl", wrapper_table),
 }

@@ -35,12 +35,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
     report.add_argument("--table", default="anchor", help="which one")
-    merge = verbs.add_parser("merge", help="the merge of ranks alone, ours beside PyTorch's")
-    merge.add_argument("record", type=Path, help="JSON lines, appended to")
-    merge.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="by comma")
-    merge.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")
-    merge.add_argument("--heads", type=int, default=128)
-    merge.add_argument("--rounds", type=int, default=21)
+    ranks = verbs.add_parser("ranks", help="what ranks add to a call: ours beside PyTorch's")
+    ranks.add_argument("record", type=Path, help="JSON lines, appended to")
+    ranks.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="of a merge, by comma")
+    ranks.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")
+    ranks.add_argument("--heads", type=int, default=128, help="of a merge")
+    ranks.add_argument("--rounds", type=int, default=21)
     verbs.add_parser("targets", help="bounds beside the figures that data/records gives")
     return parser
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int | None:
         "fit": fit,
         "compare": _compare,
         "report": _report,
-        "merge": _merge,
+        "ranks": _ranks,
         "targets": _targets,
     }
     code: int | None = verbs[args.verb](args)
@@ -123,19 +123,18 @@ def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> 
         print(f"wrote {path}")
 
 
-def _merge(args: argparse.Namespace) -> int:
+def _ranks(args: argparse.Namespace) -> int:
     """A line a case; exit code 1 where a result is wrong."""
-    from ...bench.rank_merge import measure
+    from ...bench.rank_kernels import measure
 
-    print("ranks  batch  merge, us  PyTorch, us    error")
+    print("                  batch     us  PyTorch, us")
     right = True
     sizes = tuple(args.ranks), tuple(args.batch), args.heads, args.rounds
     for row in measure(args.record, *sizes):
         right = right and row["ok"]
-        print(
-            f"{row['ranks']:5d} {row['batch']:6d} {row['merge_us']:10.1f} {row['torch_us']:12.1f} "
-            f"{row['out_error']:8.1e}"
-        )
+        what = f"merge of {row['ranks']} ranks" if "ranks" in row else "mask of a rank"
+        said = "" if row["ok"] else "  wrong"
+        print(f"{what:17s} {row['batch']:5d} {row['us']:6.1f} {row['torch_us']:12.1f}{said}")
     return int(not right)
 
 

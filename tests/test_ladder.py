@@ -63,6 +63,19 @@ def test_right_on_heavy_tails(library: ctypes.CDLL, step: int) -> None:
 
 
 @needs_compilers
+@pytest.mark.parametrize("step", NUMBERS)
+def test_a_key_with_nan_is_in_out_and_lse_of_its_request_alone(
+    library: ctypes.CDLL, step: int
+) -> None:
+    inputs = make_inputs(Problem.uniform(2, 1, 150, 16), 1, workspace_bytes=256)
+    inputs.kv_cache[int(inputs.block_tables[0, 0]), 3, 5] = torch.nan
+    got = run_on_host(library, step, inputs, num_splits=3)
+    out, lse = got.out.view(2, -1), got.lse.view(2, -1)
+    assert out[0].isnan().all() and lse[0].isnan().all()
+    assert out[1].isfinite().all() and lse[1].isfinite().all()
+
+
+@needs_compilers
 def test_the_swizzle_takes_every_bank_conflict_away(library: ctypes.CDLL) -> None:
     inputs = make_inputs(Problem.uniform(1, 1, 64, 16), 1, workspace_bytes=256)
     turns = {}

@@ -48,7 +48,7 @@ struct Request {
 };
 
 __device__ inline float natural_lse(float max_log2, float sum) {
-  return sum > 0.0f ? (max_log2 + log2f(sum)) * kLn2 : -INFINITY;
+  return sum == 0.0f ? -INFINITY : (max_log2 + log2f(sum)) * kLn2;
 }
 
 }  // namespace mla::ladder

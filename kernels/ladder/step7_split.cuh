@@ -44,7 +44,7 @@ __device__ void store_partial(Tile& tile, const Request& request, int split) {
         *reinterpret_cast<float2*>(partials.out + (first + row) * kLatent + column) = pair;
       },
       [&](int row, float max_log2, float total) {
-        partials.lse_log2[first + row] = total > 0.0f ? max_log2 + log2f(total) : -INFINITY;
+        partials.lse_log2[first + row] = total == 0.0f ? -INFINITY : max_log2 + log2f(total);
       });
 }
 

@@ -152,7 +152,7 @@ struct Finish {
       fetch(own, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
       add(total, weight, own);
     }
-    total.lse = sum > 0.0f ? logf(sum) + (most - kWeightShift) * kLn2 : -INFINITY;
+    total.lse = sum == 0.0f ? -INFINITY : logf(sum) + (most - kWeightShift) * kLn2;  // NaN stays
     multiply(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
     return total;
   }
@@ -231,7 +231,7 @@ struct Finish {
       float weight = piece_weight(lse, most);
       const float sum = over_warp(weight, [](float a, float b) { return a + b; });
       Row total{};
-      total.lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+      total.lse = sum == 0.0f ? -INFINITY : most + logf(sum);
       weight *= sum > 0.0f ? final_factor(first + row, total.lse) / sum : 0.0f;
 #pragma unroll
       for (int i = 0; i < kMaxCluster; ++i) {
@@ -298,7 +298,7 @@ struct Finish {
         sum += own[j];
       }
       sum = over_warp(sum, [](float a, float b) { return a + b; });
-      const float lse = sum > 0.0f ? most + logf(sum) : -INFINITY;
+      const float lse = sum == 0.0f ? -INFINITY : most + logf(sum);
       const float factor = sum > 0.0f ? final_factor(row, lse) / sum : 0.0f;
       for (int j = lane; j < work.pieces; j += kLanes) own[j] *= factor;
       if (lane == 0 && p.lse != nullptr) p.lse[work.result(p, row)] = lse * p.lse_scale;

@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 import torch
 
+from mla_lab.core.dims import FP8_656_BYTES
 from mla_lab.core.errors import Unsupported
-from mla_lab.core.problem import FP8_656_BYTES
 from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
 

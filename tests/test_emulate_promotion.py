@@ -13,8 +13,9 @@ import torch
 from mla_lab import jit
 from mla_lab.api.decode import decode
 from mla_lab.core import kv_cache as formats
+from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput
-from mla_lab.core.problem import LATENT_DIM, Problem
+from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.calls import call_of, is_right, problem_for
 from mla_lab.plan import KernelConfig, make_plan

@@ -40,7 +40,8 @@ NUMPY_ONLY = {"plan", "workload"}
 NUMPY_ONLY_CORE = {
     "errors": set(),
     "resources": {"errors"},
-    "problem": {"errors"},
+    "dims": set(),
+    "problem": {"dims", "errors"},
     "gpu": {"errors", "problem", "resources"},
     "models": {"errors", "problem"},
 }

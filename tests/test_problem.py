@@ -40,6 +40,14 @@ def test_a_number_has_a_least_value(name: str, least: int) -> None:
         of(**{name: least - 1})
 
 
+def test_what_is_no_batch_and_no_list_of_lengths() -> None:
+    for wrong in (True, 1.5, "3"):
+        with pytest.raises(InvalidType, match="batch: got"):
+            Problem.uniform(wrong, 1, 3, 2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match="kv_lens: got 3; supported: lengths"):
+        of(kv_lens=3)
+
+
 def test_numpy_s_ints_become_python_s() -> None:
     problem = of(kv_lens=np.array([300, 0]), heads=np.int64(16), page_size=np.int32(32))
     assert problem == of(page_size=32)

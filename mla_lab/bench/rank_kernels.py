@@ -19,8 +19,9 @@ from torch import Tensor
 from ..api.context_parallel import Gathering, merged_by_torch, shard_of
 from ..backends.rank_mask import RankMask
 from ..call.decode_args import DecodeArgs, native_args
+from ..core.dims import LATENT_DIM
 from ..core.errors import invalid
-from ..core.problem import LATENT_DIM, Problem
+from ..core.problem import Problem
 from ..reference.inputs import make_inputs
 from ..reference.mla import merge_partials
 from ..reference.tolerance import lse_error, rel_error

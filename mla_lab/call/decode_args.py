@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from torch import Tensor
 
-from ..core.problem import LATENT_DIM, ROPE_DIM
+from ..core.dims import LATENT_DIM, ROPE_DIM
 from ..plan.tile import Plan
 
 #: bound of a scale that is a number: fp32 holds it, and its product with log2(e)

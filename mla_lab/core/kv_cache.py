@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from .errors import invalid, invalid_type
-from .problem import ELEMENT_BYTES, FP8_656_BYTES, KV_FORMATS, LATENT_DIM, ROPE_DIM
+from .problem import ELEMENT_BYTES, KV_FORMATS
 
 DTYPES = {
     "bf16": torch.bfloat16,

@@ -20,8 +20,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .dims import LATENT_DIM, ROPE_DIM
 from .errors import invalid
-from .problem import LATENT_DIM, ROPE_DIM, Problem
+from .problem import Problem
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,21 @@
-"""One decode call as numbers: lengths, heads, formats, least traffic and operations.
-
-Latent 512 and rope 64 are DeepSeek's absorbed form: a cached token is one row of 576 values,
-all of them keys, the first 512 also values (DeepSeek-V2, arXiv:2405.04434, section 2.1).
-"""
+"""One decode call as numbers: lengths, heads, formats, least traffic and operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
 
 import numpy as np
 
+from .dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from .errors import invalid, invalid_type
-
-LATENT_DIM = 512
-ROPE_DIM = 64
 
 #: bytes of one element of a dense format
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "fp32": 4, "fp64": 8}
-#: cached token formats; "fp8_656" is 512 e4m3, 4 fp32 scales, 64 bf16 rope
+#: cached token formats (`dims.FP8_656_BYTES`)
 KV_FORMATS = ("bf16", "fp16", "e4m3", "fp8_656", "fp32", "fp64")
-FP8_656_BYTES = 656
 #: numbers of a problem, and the least of each
 LEAST = {"heads": 1, "latent_dim": 1, "rope_dim": 0, "page_size": 1, "top_k": 0}
 
@@ -34,7 +27,9 @@ def _whole(name: str, value: object) -> int:
     return int(value)
 
 
-def _lengths(name: str, values: Sequence[int]) -> tuple[int, ...]:
+def _lengths(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise invalid_type(name, repr(values), "lengths, one of each request")
     result = tuple(v if type(v) is int else _whole(name, v) for v in values)
     if any(v < 0 for v in result):
         raise invalid(name, f"{min(result)}", "lengths of 0 or more")
@@ -68,8 +63,10 @@ class Problem:
                 "kv_lens", f"{len(self.kv_lens)} lengths", f"one per q_lens ({len(self.q_lens)})"
             )
         for name, least in LEAST.items():
-            value = _whole(name, getattr(self, name))
-            object.__setattr__(self, name, value)
+            value = getattr(self, name)
+            if type(value) is not int:
+                value = _whole(name, value)
+                object.__setattr__(self, name, value)
             if value < least:
                 raise invalid(name, value, f"{least} or more")
         if self.kv_format not in KV_FORMATS:
@@ -81,6 +78,7 @@ class Problem:
     @classmethod
     def uniform(cls, batch: int, q_len: int, kv_len: int, heads: int, **fields: object) -> Problem:
         """`batch` requests of the same lengths."""
+        batch = _whole("batch", batch)
         if batch < 1:
             raise invalid("batch", batch, "1 or more")
         return cls((q_len,) * batch, (kv_len,) * batch, heads, **fields)  # type: ignore[arg-type]

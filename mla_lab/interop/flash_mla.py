@@ -26,8 +26,8 @@ from torch import Tensor
 from ..api.decode import decode
 from ..call.checks import tensors as argument
 from ..core import masks
+from ..core.dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
-from ..core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from .flashinfer.before_copy import check_mla
 from .flashinfer.first_use import clear_once
 

@@ -22,7 +22,9 @@ from .arch import ARCHS
 
 PACKAGE = Path(__file__).resolve().parents[1]
 #: files that a kernel's module imports and that do not change its code
-INTERFACE = {PACKAGE / f for f in ("plan/config.py", "core/errors.py", "cute/registry.py")}
+INTERFACE = {
+    PACKAGE / f for f in ("plan/config.py", "core/errors.py", "core/problem.py", "cute/registry.py")
+}
 #: a path's time of change in ns and its bytes; None where nothing is there
 Stamp = tuple[int, int] | None
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.dims import LATENT_DIM, ROPE_DIM
 from ..core.errors import invalid
 from ..core.kv_cache import (
     E4M3_MAX,
@@ -21,7 +22,7 @@ from ..core.kv_cache import (
     token_bytes,
     unpack,
 )
-from ..core.problem import ELEMENT_BYTES, LATENT_DIM, ROPE_DIM
+from ..core.problem import ELEMENT_BYTES
 from ..core.resources import data_dir
 from ..plan.promotion import PROMOTED_KEYS
 from ..verify.eight_bit_error import exact

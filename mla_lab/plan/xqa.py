@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..core.dims import LATENT_DIM, ROPE_DIM
 from ..core.errors import unsupported
-from ..core.problem import LATENT_DIM, ROPE_DIM
 from .config import KernelConfig
 from .workspace import MAX_GROUPS, WorkspaceLayout
 

@@ -25,8 +25,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..core.dims import LATENT_DIM
 from ..core.kv_cache import E4M3_MAX, pack, unpack
-from ..core.problem import LATENT_DIM, Problem
+from ..core.problem import Problem
 from ..reference.inputs import DISTRIBUTIONS, make_inputs
 from ..reference.operands import operands
 from ..reference.tolerance import rel_error

@@ -21,7 +21,8 @@ import torch
 from .. import jit
 from ..backends.cuda.ladder import CONFIG, FIRST_SPLIT, STEPS
 from ..backends.cuda.ops import DevicePlan, DevicePlanner
-from ..core.problem import LATENT_DIM, Problem
+from ..core.dims import LATENT_DIM
+from ..core.problem import Problem
 from ..core.resources import data_dir
 from ..emulate import EmulatedKernel, Fault, Options
 from ..emulate.calls import LOG2_E

@@ -24,8 +24,8 @@ from ..api.contract import trtllm_batch_decode_with_kv_cache_mla
 from ..bench.checks import LIMITS, ROW_FACTOR, compare
 from ..call.decode_args import DecodeArgs, native_args
 from ..core import kv_cache as formats
+from ..core.dims import LATENT_DIM, ROPE_DIM
 from ..core.errors import MlaLabError
-from ..core.problem import LATENT_DIM, ROPE_DIM
 from ..reference.inputs import KV_STD, WILD_PAGE_IDS
 from ..reference.mla import Result, decode_reference
 from .check import Outcome

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ... import jit
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import invalid, unsupported
 from ...core.gpu import H200, Gpu
-from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...core.problem import Problem
 from ...plan.config import KernelConfig
 from ...reference.inputs import DecodeInputs
 from ...reference.operands import q_begins

@@ -17,9 +17,10 @@ from typing import Any
 from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import BuildError, Unsupported, unsupported
 from ...core.gpu import H200, Gpu
-from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...core.problem import Problem
 from ...plan import KernelConfig
 from ...plan.choose import Kind, invariant_kinds, invariant_tile
 from ...plan.kernel_costs import KernelCosts

@@ -11,8 +11,9 @@ import os
 from dataclasses import replace
 
 from ...call.form import Features
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.gpu import Gpu
-from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...core.problem import Problem
 from ...plan.choose import invariant_tile
 from ...plan.config import KernelConfig
 from ...plan.kernel_costs import recorded_costs

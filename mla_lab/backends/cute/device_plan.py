@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from ...call.workspace import Workspace
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
-from ...core.problem import LATENT_DIM, ROPE_DIM, Problem
+from ...core.problem import Problem
 from ...plan import Choice, KernelConfig, Plan, WorkspaceLayout
 from ...plan.choose import Kind
 from ...plan.fixed_pieces import LEAST_BUNDLES, PieceCuts, most_slots

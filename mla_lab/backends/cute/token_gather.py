@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...core.dims import FP8_656_BYTES
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
-from ...core.problem import FP8_656_BYTES, Problem
+from ...core.problem import Problem
 from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
 from ...plan.launch_modes import FORMATS, PAGE_SIZES, SIXTEEN_BIT

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...call.bind import Call
 from ...core import kv_cache as formats
-from ...core.problem import LATENT_DIM
+from ...core.dims import LATENT_DIM
 
 
 class Stage:

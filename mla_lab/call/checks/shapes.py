@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from ...core import kv_cache as formats
+from ...core.dims import FP8_656_BYTES, LATENT_DIM
 from ...core.errors import invalid, unsupported
-from ...core.problem import FP8_656_BYTES, LATENT_DIM
 from ..decode_args import DecodeArgs
 from . import tensors as argument
 

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
+from ...core.dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 
 #: scales of a token, one for 128 columns
 SCALE_GROUPS = 4

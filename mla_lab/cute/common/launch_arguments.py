@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
-from ...core.problem import FP8_656_BYTES
+from ...core.dims import FP8_656_BYTES
 from .feature_operands import mask_words
 
 HEAD_DIM, LATENT_DIM = 576, 512

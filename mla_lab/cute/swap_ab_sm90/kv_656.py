@@ -34,7 +34,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ...core.problem import LATENT_DIM, ROPE_DIM
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ..common.kv_656 import ROPE_STEPS, columns_of_tokens, rope_and_scale_tma
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import bits_float, float_bits, load4

@@ -9,8 +9,8 @@ from typing import Any
 
 import cutlass
 
+from ...core.dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...core.errors import unsupported
-from ...core.problem import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ...plan.config import KernelConfig
 from ..split_merge import SplitMerge
 from ..split_merge.swap_ab_fragments import CONSUMER_THREADS as CONSUMER_THREADS

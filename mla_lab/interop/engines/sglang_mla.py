@@ -19,8 +19,8 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_parallel, get_spec
 from torch import Tensor
 
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import unsupported
-from ...core.problem import LATENT_DIM, ROPE_DIM
 from ...plan.launch_modes import PAGE_SIZES
 from .step import Step, decode
 

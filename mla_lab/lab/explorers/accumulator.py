@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
-from ...core.problem import LATENT_DIM, ROPE_DIM
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...reference.inputs import KV_STD
 from .. import explorer
 from ..eight_bits import e4m3

@@ -32,7 +32,7 @@ import cutlass.utils.hopper_helpers as sm90
 from cutlass import BFloat16, Float16, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from ....core.problem import ROPE_DIM
+from ....core.dims import ROPE_DIM
 from ...common.kv_656 import ROPE_STEPS, SCALE_GROUPS
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import EVICT_FIRST, bits_float, float_bits, fresh_thread, load4, pack2, ptx

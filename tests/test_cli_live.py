@@ -57,7 +57,7 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         "sweep, plain, plain-traces, plain-uniform, record, traces, formats, sparse, verify, cuda, "
-        "ranks, ladder, anatomy, host, notebooks: got a CPU alone; supported: a machine with"
+        "rank-kernels, ladder, anatomy, host, notebooks: got a CPU alone; supported: a machine with"
         in line
     )
     assert line.endswith("mla-lab live --only costs,simulator,pages")
@@ -86,7 +86,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
         "verify soak",
         "verify card-bits",
     ]
-    verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "bench ranks", "ladder"]
+    verbs += ["bench run"] * 3 + ["gqa_decode", "xqa_rounding", "bench rank-kernels", "ladder"]
     verbs += ["call_anatomy", "host_cost", "simulate.fit", "run_all"]
     assert len(ran) == len(verbs)
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from mla_lab import jit
-from mla_lab.api.context_parallel import shard
+from mla_lab.api.context_parallel import Gathering, merge, merged_by_torch, shard
 from mla_lab.backends import rank_kernels
 from mla_lab.backends.rank_mask import RankMask
 from mla_lab.bench.rank_kernels import measure
+from mla_lab.bench.rank_steps import Done
 from mla_lab.call.decode_args import native_args
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
@@ -71,6 +72,9 @@ def test_it_is_the_merge_in_float64(
         0 if sinks is None else heads, *base,
     )  # fmt: skip
     assert run.run.findings == []
+    alone = (lses.isfinite().sum(0) == 1) & ~lses.isnan().any(0)
+    own = (lses / unit).nan_to_num(neginf=0.0).sum(0)
+    assert torch.equal(lse[alone], own[alone])
     shape = (ranks, rows, heads)
     kept = torch.where(lses.isneginf()[..., None], 0.0, outs.double())
     expected = merge_partials(kept.view(*shape, -1), lses.double().view(shape), sinks)
@@ -120,7 +124,7 @@ def test_the_mask_is_pytorch_s(
         expected = of.by_torch(args)
         with monkeypatch.context() as patched:
             patched.setattr(rank_kernels, "can_mask", lambda args: True)
-            patched.setattr(rank_kernels, "_kernel", lambda config, device: mask_kernel)
+            patched.setattr(rank_kernels, "_kernel", lambda *given: mask_kernel)
             got = of(args)
         assert mask_kernel.run.findings == []
         assert torch.equal(got.seq_lens, expected.seq_lens)
@@ -129,18 +133,67 @@ def test_the_mask_is_pytorch_s(
         assert torch.equal(got.mask.view(torch.int16), expected.mask.view(torch.int16))
 
 
+@pytest.fixture
+def on_card(
+    kernel: tuple[EmulatedKernel, torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> torch.dtype:
+    """The public merge runs the kernel, emulated, for this dtype."""
+    run, dtype = kernel
+    monkeypatch.setattr(rank_kernels, "_can_run", lambda *given: True)
+    monkeypatch.setattr(rank_kernels, "_kernel", lambda *given: run)
+    return dtype
+
+
+@needs_compiler
+@pytest.mark.parametrize("base", [None, "base2"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_public_merge_by_the_kernel(
+    on_card: torch.dtype, base: str | None, as_list: bool
+) -> None:
+    made = torch.Generator().manual_seed(0)
+    outs = torch.randn(3, 2, 5, 4, rank_kernels.LATENT, generator=made).to(on_card)
+    lses = 4 * torch.randn(3, 10, 4, generator=made)
+    sinks = torch.linspace(-2, 2, 8)[::2]
+    given = [sinks] if as_list else sinks
+    out, lse = merge(list(outs), list(lses), sinks=given, lse_base=base)
+    assert out.shape == (2, 5, 4, rank_kernels.LATENT) and lse.shape == (10, 4)
+    flat = outs.view(3, 10, 4, -1)
+    expected = merged_by_torch(flat, lses, sinks, base)
+    assert torch.allclose(out.view_as(expected[0]).float(), expected[0].float(), atol=2e-2)
+    assert torch.allclose(lse, expected[1], atol=1e-5)
+    gathered = Gathering(lses, flat, (Done(), Done()), (out.shape, lse.shape))
+    for got, same in zip(gathered.merged(sinks=given, lse_base=base), (out, lse), strict=True):
+        assert torch.equal(got, same)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_autograd_follows_is_merged_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_kernels, "_can_run", lambda *given: True)
+    outs, lses = torch.randn(2, 3, 4, rank_kernels.LATENT).bfloat16(), torch.randn(2, 3, 4)
+    sinks = torch.nn.Parameter(torch.zeros(4))
+    assert rank_kernels.can_merge(outs, lses, sinks.detach())
+    with torch.no_grad():
+        assert rank_kernels.can_merge(outs, lses, sinks)
+    out, _ = merge(list(outs), list(lses), sinks=sinks)
+    out.float().sum().backward()
+    assert sinks.grad is not None and sinks.grad.abs().sum() > 0
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(lses, torch.ones_like(lses))
+        assert not rank_kernels.can_merge(outs, dual)
+
+
 def test_a_cpu_merges_by_pytorch() -> None:
     outs = torch.zeros(2, 3, 4, rank_kernels.LATENT, dtype=torch.bfloat16)
     assert not rank_kernels.can_merge(outs, torch.zeros(2, 3, 4))
 
 
-def test_the_record_of_a_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = tmp_path / "merge.jsonl"
+def test_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = tmp_path / "rank_kernels.jsonl"
     sizes = ["--ranks", "1,3", "--batch", "1", "--heads", "2", "--rounds", "1"]
-    assert main(["bench", "ranks", str(record), *sizes]) == 0
+    assert main(["bench", "rank-kernels", str(record), *sizes]) == 0
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert [row.get("ranks") for row in rows] == [1, 3, None]
-    assert all(row["ok"] for row in rows)
+    assert all(row["ok"] and not row["kernel"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
@@ -151,12 +204,15 @@ def test_the_record_of_a_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"batches": (0,)}, "batch: got 0"),
         ({"heads": 0}, "heads: got 0"),
         ({"rounds": 0}, "rounds: got 0"),
+        ({"batches": (2, 3, 2)}, "batch: got"),
+        ({"heads": 10**11}, "ranks x batch x heads x 512: got"),
+        ({"ranks": (10**20,)}, "ranks x batch x heads x 512: got"),
     ],
 )
 def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, object], message: str) -> None:
     sizes: dict[str, object] = {"ranks": (2,), "batches": (1,), "heads": 1, "rounds": 1} | change
     with pytest.raises(InvalidInput, match=message):
-        next(measure(tmp_path / "merge.jsonl", **sizes))  # type: ignore[arg-type]
+        next(measure(tmp_path / "rank_kernels.jsonl", **sizes))  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_record_stays(tmp_path: Path) -> None:

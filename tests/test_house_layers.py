@@ -43,7 +43,7 @@ NUMPY_ONLY_CORE = {
     "dims": set(),
     "problem": {"dims", "errors"},
     "gpu": {"errors", "problem", "resources"},
-    "models": {"errors", "problem"},
+    "models": {"dims", "errors", "problem"},
 }
 #: third-party packages and the rooms that may import them; those not named are free
 OWNERS = {

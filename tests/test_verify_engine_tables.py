@@ -33,13 +33,17 @@ def test_ranks_are_judged_by_their_best_form() -> None:
 def test_both_merges_stand_in_a_line_for_each_batch() -> None:
     sizes = [(2, 1), (2, 16), (8, 1), (8, 16)]
     rows: list[Any] = [
-        {"ranks": n, "batch": b, "us": n + b / 100, "torch_us": 50.0, "environment": HERE}
+        {"kind": "rank_merge", "ranks": n, "heads": 8, "batch": b, "us": n + b / 100}
         for n, b in sizes
     ]
-    rows += [{"batch": b, "us": 1.0, "torch_us": 9.0, "environment": HERE} for b in (1, 16)]
+    rows += [{"kind": "rank_mask", "q_len": 4, "batch": b, "us": 1.0} for b in (1, 16, 64)]
+    rows = [row | {"kernel": True, "torch_us": 50.0, "environment": HERE} for row in rows]
+    rows.append(rows[0] | {"ranks": 33, "kernel": False})
     lines = engine_tables.rank_kernels_table(rows).splitlines()
-    assert lines[2] == "| 1 | 2.0 | 50.0 | 8.0 | 50.0 | 1.0 | 9.0 |"
-    assert lines[3] == "| 16 | 2.2 | 50.0 | 8.2 | 50.0 | 1.0 | 9.0 |"
+    assert "33 ranks" not in lines[0] and "merge of 8 ranks, 8 heads, PyTorch, us" in lines[0]
+    assert lines[2] == "| 1 | 2.0 | 50.0 | 8.0 | 50.0 | 1.0 | 50.0 |"
+    assert lines[3] == "| 16 | 2.2 | 50.0 | 8.2 | 50.0 | 1.0 | 50.0 |"
+    assert lines[4] == "| 64 |  |  |  |  | 1.0 | 50.0 |"
     assert lines[-1] == "H200, torch 2, commit aaaaaaaaa."
 
 

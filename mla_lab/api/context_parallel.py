@@ -48,6 +48,7 @@ def merge(
     natural; "base2"). Where a rank has no key for a row (lse -inf), its out may hold anything.
     sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
+    CUDA graphs may capture the call, after one equal call.
     """
     _check(outs, lses)
     _check_merged(lses[0].shape[-1], outs[0].device, sinks, lse_base)
@@ -69,7 +70,8 @@ def gather_and_merge(
     """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
 
     out and lse of all ranks are gathered as they are, one collective each, and merged in rank
-    order, so that every rank returns the same bits. Where PyTorch merges, it computes the weights
+    order, so that every rank returns the same bits where all of them merge alike: on the same kind
+    of card, all or none with the kernel's build. Where PyTorch merges, it computes the weights
     while the outs are on the way. CUDA graphs may capture the call, after one equal call.
     """
     _check([out], [lse])
@@ -131,7 +133,7 @@ def _merged(
 ) -> tuple[Tensor, Tensor]:
     """Out [rows, heads, latent] and lse [rows, heads] of [ranks, ..], out in its dtype."""
     sink = sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
-    if rank_kernels.can_merge(outs, lses):
+    if rank_kernels.can_merge(outs, lses, sink):
         wait_for_outs()
         return rank_kernels.merged(outs, lses, sink, base2=lse_base == "base2")
     return merged_by_torch(outs, lses, sink, lse_base, wait_for_outs)
@@ -144,8 +146,10 @@ def merged_by_torch(
     lse_base: str | None = None,
     wait_for_outs: Callable[[], Any] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """The same by some fifteen kernels of PyTorch, of any dtype, latent and device; sinks fp32
-    [heads]. `wait_for_outs` is called once the weights are enqueued, before the outs are read."""
+    """`merge` of outs [ranks, rows, heads, latent] and lses [ranks, rows, heads] by some fifteen
+    kernels of PyTorch, of any dtype, latent and device; sinks fp32 [heads]. `wait_for_outs` is
+    called once the weights are enqueued, before the outs are read.
+    """
     weights, lse = _weights(lses, sinks, lse_base)
     wait_for_outs()
     return _weighted(outs, weights).to(outs.dtype), lse

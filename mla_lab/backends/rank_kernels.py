@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import jit
 from ..call.decode_args import DecodeArgs
@@ -30,14 +31,21 @@ NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
 MASK = KernelConfig("cute/rank_mask")
 
 
-def can_merge(outs: Tensor, lses: Tensor) -> bool:
-    """Whether a kernel merges outs [ranks, rows, heads, latent] by lses [ranks, rows, heads]."""
+def can_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> bool:
+    """Whether a kernel merges outs [ranks, rows, heads, latent] by lses [ranks, rows, heads]:
+    contiguous, outs at a multiple of 16 bytes, and nothing that a derivative is taken of."""
     if outs.dtype not in NAMES or lses.dtype is not torch.float32:
         return False
     fits = outs.shape[-1] == LATENT and len(outs) <= MOST_RANKS and outs.numel() > 0
     packed = outs.is_contiguous() and lses.is_contiguous()
-    graded = outs.requires_grad or lses.requires_grad
-    return fits and packed and not graded and _can_run(_merge_config(outs.dtype), outs, 16)
+    derived = any(_is_derived(given) for given in (outs, lses, sinks) if given is not None)
+    return fits and packed and not derived and _can_run(_merge_config(outs.dtype), outs, 16)
+
+
+def _is_derived(tensor: Tensor) -> bool:
+    """Whether autograd follows a tensor, backward or forward."""
+    backward = tensor.requires_grad and torch.is_grad_enabled()
+    return backward or forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def merged(
@@ -51,7 +59,7 @@ def merged(
     ranks, rows, heads, latent = outs.shape
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     with current(outs.device):
-        _kernel(_merge_config(outs.dtype), outs.device)(
+        _kernel(_merge_config(outs.dtype), outs.device, "merge")(
             outs.view(ranks, rows * heads, latent),
             lses.view(ranks, rows * heads),
             lses.view(-1) if sinks is None else sinks.contiguous(),
@@ -83,23 +91,24 @@ def mask_of(
     lengths, of_all, begins = args.seq_lens, args.causal_seqlens_kv_global, args.cum_seq_lens_q
     device, halves = lengths.device, masks.words_per_row(columns)
     held = torch.empty_like(lengths)
-    words = torch.empty(total_q, halves // 2, dtype=torch.int32, device=device)
+    # a word of the kernel is two of the mask
+    pairs = torch.empty(total_q, halves // 2, dtype=torch.int32, device=device)
     drafts = None if args.mask is None else args.mask.view(total_q, -1)
     with current(device):
-        _kernel(MASK, device)(
+        _kernel(MASK, device, "enable_dcp")(
             of_all,
             lengths,
             lengths if q_len is not None else begins,
             lengths if drafts is None else drafts.view(torch.int32).view(-1),
             held,
-            words,
+            pairs,
             args.cp_world,
             args.cp_rank,
             q_len or 0,
             0 if drafts is None else drafts.shape[1] // 2,
             columns,
         )
-    return held, words.view(torch.uint16)
+    return held, pairs.view(torch.uint16)
 
 
 def _merge_config(dtype: torch.dtype) -> KernelConfig:
@@ -122,8 +131,7 @@ def _is_here(config: KernelConfig, device: torch.device) -> bool:
 
 
 @cache
-def _kernel(config: KernelConfig, device: torch.device) -> Callable[..., Any]:
-    """The tvm-ffi function on a device, compiled at its first use."""
-    name = config.kernel.removeprefix("cute/")
-    refuse_capture(name, f"the first use of {config.name()}", device)
+def _kernel(config: KernelConfig, device: torch.device, wanted_by: str) -> Callable[..., Any]:
+    """The tvm-ffi function on a device, compiled at its first use, for a name of the caller's."""
+    refuse_capture(wanted_by, f"the first use of {config.name()}", device)
     return jit.kernel(config, ARCH).launch

@@ -56,7 +56,7 @@ class RankMask:
         return replace(args, seq_lens=held, mask=self._shaped(words))
 
     def by_torch(self, args: DecodeArgs) -> DecodeArgs:
-        """The same by some forty kernels of PyTorch, on any device."""
+        """What a call of this object returns, by some forty kernels of PyTorch, on any device."""
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
         before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
         held = torch.minimum(args.seq_lens, before_end.clamp(min=0))

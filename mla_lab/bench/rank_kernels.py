@@ -2,7 +2,8 @@
 
 The merge: the results of all ranks lie in memory as a gather leaves them, and both merges are
 compared with the one in float64. The mask, which calls of several query tokens have: both must be
-the same. Ours and PyTorch's take turns in every round.
+the same. Our kernel and PyTorch's take turns in every round; a row says whether ours ran, or
+PyTorch's in both turns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..api.context_parallel import Gathering, merged_by_torch, shard_of
+from ..backends.rank_kernels import can_mask, can_merge
 from ..backends.rank_mask import RankMask
 from ..call.decode_args import DecodeArgs, native_args
 from ..core.dims import LATENT_DIM
@@ -30,6 +32,8 @@ from .rank_steps import LSE_LIMIT, OUT_LIMIT, Clock, Done, check_record
 
 #: query tokens of a request with a mask
 DRAFTS = 4
+#: of the results that are merged: 8 GiB in bf16
+MOST_VALUES = 2**32
 
 
 def measure(
@@ -39,12 +43,15 @@ def measure(
     one query token a request, then of the mask for each batch size. Times are of CUDA graphs; on a
     CPU, of calls.
     """
-    for name, value in (("heads", heads), ("rounds", rounds)):
-        if value < 1:
-            raise invalid(name, value, "1 or more")
-    for name, values in (("ranks", ranks), ("batch", batches)):
+    sizes = {"heads": (heads,), "rounds": (rounds,), "ranks": ranks, "batch": batches}
+    for name, values in sizes.items():
         if min(values) < 1:
             raise invalid(name, min(values), "1 or more")
+        if len(set(values)) < len(values):
+            raise invalid(name, values, "each number once")
+    largest = max(ranks) * max(batches) * heads * LATENT_DIM
+    if largest > MOST_VALUES:
+        raise invalid("ranks x batch x heads x 512", largest, f"up to {MOST_VALUES}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock, where = Clock(device, rounds, graph=device.type == "cuda"), environment(device)
     check_record(out)
@@ -83,7 +90,8 @@ def _mask(batch: int, clock: Clock) -> dict[str, Any]:
     times, results = clock.medians_us(steps)
     pairs = zip(*results.values(), strict=True)
     ok = all(torch.equal(*(t.view(torch.uint8) for t in pair)) for pair in pairs)
-    return {"kind": "rank_mask", "batch": batch, "q_len": DRAFTS, **times, "ok": ok}
+    row = {"kind": "rank_mask", "batch": batch, "q_len": DRAFTS, "kernel": can_mask(args)}
+    return {**row, **times, "ok": ok}
 
 
 def _gathered(ranks: int, batch: int, heads: int, device: torch.device) -> Gathering:
@@ -110,4 +118,4 @@ def _merge(gathered: Gathering, clock: Clock) -> dict[str, Any]:
         "lse_error": max(lse_error(lse, expected.lse) for _, lse in found),
     }
     ok = errors["out_error"] < OUT_LIMIT and errors["lse_error"] < LSE_LIMIT
-    return {**row, **errors, "ok": ok}
+    return {"kernel": can_merge(gathered.outs, gathered.lses), **row, **errors, "ok": ok}

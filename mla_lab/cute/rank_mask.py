@@ -21,9 +21,9 @@ THREADS, WORD = 128, 32
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Lengths of a call, int32 [batch] each, its ranks, and the query tokens of each request:
-    `q_len`, or where that is 0 what `begins` [batch + 1] says."""
+class Requests:
+    """Tokens of each request on all ranks and on this one, int32 [batch], and its query tokens:
+    `q_len`, or where that is 0 by `begins`, int32 [batch + 1]."""
 
     of_all: cute.Tensor
     seq_lens: cute.Tensor
@@ -34,14 +34,14 @@ class Ranks:
 
 
 @cute.jit
-def held_of(b: Ranks, request: Int32) -> Int32:
+def held_of(b: Requests, request: Int32) -> Int32:
     """Tokens of a request that the rank holds, those behind the request's end left out."""
     before_end = (b.of_all[request] + (b.world - 1 - b.rank)) // b.world
     return cutlass.min(b.seq_lens[request], cutlass.max(before_end, Int32(0)))
 
 
 @cute.jit
-def place_of(b: Ranks, token: Int32):
+def place_of(b: Requests, token: Int32):
     """Request of a query token, the token's row in it, and the request's query tokens. Tokens past
     a sum that ends early have no request of their own."""
     request, row, q_len = Int32(0), Int32(0), b.q_len
@@ -62,7 +62,9 @@ def place_of(b: Ranks, token: Int32):
 
 
 @cute.jit
-def word_of(b: Ranks, drafts: cute.Tensor, words: Int32, columns: Int32, token: Int32, word: Int32):
+def word_of(
+    b: Requests, drafts: cute.Tensor, words: Int32, columns: Int32, token: Int32, word: Int32
+):
     """Bits of the columns from 32 x `word` on. Drafts are seen by the caller's masks `drafts`, of
     `words` words each, or causally if `words` is 0."""
     request, row, q_len = place_of(b, token)
@@ -83,7 +85,7 @@ def word_of(b: Ranks, drafts: cute.Tensor, words: Int32, columns: Int32, token: 
 
 @cute.kernel
 def _mask(
-    b: Ranks, drafts: cute.Tensor, words: Int32, columns: Int32, held: cute.Tensor,
+    b: Requests, drafts: cute.Tensor, words: Int32, columns: Int32, held: cute.Tensor,
     mask: cute.Tensor,
 ):  # fmt: skip
     i = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
@@ -101,7 +103,7 @@ def _launch(*operands) -> None:
     of_all, seq_lens, begins, drafts, held, mask, *numbers, stream = operands
     world, rank, q_len, words, columns = numbers
     threads = cutlass.max(held.shape[0], cute.size(mask))
-    b = Ranks(of_all, seq_lens, begins, world, rank, q_len)
+    b = Requests(of_all, seq_lens, begins, world, rank, q_len)
     _mask(b, drafts, words, columns, held, mask).launch(
         grid=((threads + THREADS - 1) // THREADS, 1, 1), block=(THREADS, 1, 1), stream=stream
     )
@@ -112,11 +114,13 @@ def entry(config: KernelConfig) -> CuteEntry:
     0), the callers' masks flat (not read if words is 0); held [batch] and mask [query tokens,
     words of 32 bits], which are written; world, rank, q_len, words of a row of the callers' masks,
     columns."""
-    tensors = [_int32(rank) for rank in (1, 1, 1, 1, 1, 2)]
+    batch = cute.sym_int()
+    shapes = [(batch,), (batch,), (cute.sym_int(),), (cute.sym_int(),), (batch,)]
+    tensors = [_int32(shape) for shape in (*shapes, (cute.sym_int(), cute.sym_int()))]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return CuteEntry(_launch, (*tensors, *[Int32(0)] * 5, stream), "rank_mask")
 
 
-def _int32(rank: int) -> cute.Tensor:
-    shape = tuple(cute.sym_int() for _ in range(rank))
-    return make_fake_compact_tensor(cutlass.Int32, shape, stride_order=tuple(reversed(range(rank))))
+def _int32(shape: tuple) -> cute.Tensor:
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(cutlass.Int32, shape, stride_order=order)

@@ -13,7 +13,7 @@ from cutlass import BFloat16, Float16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from ..plan.config import KernelConfig
-from .common.ptx_sm90 import LOG2E, NO_SCORE, add, butterfly, pick
+from .common.ptx_sm90 import LOG2E, add, butterfly, pick
 from .registry import CuteEntry
 
 #: columns of a row, warps of a CTA, and the most ranks, one a lane
@@ -24,6 +24,8 @@ VECTORS = COLUMNS // (32 * VECTOR)
 #: ranks whose outs are loaded at once
 BATCH = 4
 WARP = (1, 2, 4, 8, 16)
+#: of a rank with keys; finite in log2 units too
+LEAST_LSE = -1.0e38
 ELEMENTS = {"bf16": BFloat16, "fp16": Float16}
 
 
@@ -34,22 +36,23 @@ def vector_of(tensor: cute.Tensor, row, lane, i: int) -> cute.Tensor:
 
 
 @cute.jit
-def weight_of(own: Float32, sink: Float32, from_log2: Float32):
-    """The lane's weight, and the lse of all lanes; `own` and `sink` in log2 units."""
+def weight_of(own: Float32, sink: Float32, to_log2: Float32, from_log2: Float32):
+    """The lane's weight, and the lse of all lanes; `own` in the caller's units, `sink` in log2
+    units. The lse of a rank that alone has keys stays as it is."""
     # a row that no rank has a key for: weights exp2(-inf - finite) are 0
-    top = cute.arch.fmax(butterfly(cute.arch.fmax, own, WARP), Float32(NO_SCORE))
-    part = cute.math.exp2(own - top, fastmath=True)
+    top = cute.arch.fmax(butterfly(cute.arch.fmax, own, WARP), Float32(LEAST_LSE))
+    part = cute.math.exp2((own - top) * to_log2, fastmath=True)
     total = butterfly(add, part, WARP)
-    whole = total + cute.math.exp2(sink - top, fastmath=True)
-    inverse = pick(total == 0.0, Float32(0.0), cute.arch.rcp_approx(whole))
-    lse = (top + cute.math.log2(total, fastmath=True)) * from_log2
+    whole = total + cute.math.exp2(sink - top * to_log2, fastmath=True)
+    inverse = pick(whole == 0.0, Float32(0.0), cute.arch.rcp_approx(whole))
+    lse = top + cute.math.log2(total, fastmath=True) * from_log2
     return part * inverse, lse
 
 
 @cute.jit
 def load_parts(outs: cute.Tensor, parts: cute.Tensor, row: Int64, rank: Int32):
-    """The lane's columns of a row from `BATCH` ranks, `rank` the first; past the last rank its own
-    again, which has no share there."""
+    """The lane's columns of a row from `BATCH` ranks, `rank` the first; past the last rank those of
+    the last rank again, whose weight is 0 there."""
     ranks, rows, lane = outs.shape[0], Int64(outs.shape[1]), cute.arch.lane_idx()
     for k in cutlass.range_constexpr(BATCH):
         source = Int64(cutlass.min(rank + k, ranks - 1)) * rows + row
@@ -80,10 +83,10 @@ def _merge(
         load_parts(outs, parts, Int64(row), Int32(0))
         own, sink = -Float32.inf, -Float32.inf
         if lane < ranks:
-            own = lses[lane, row] * to_log2
+            own = lses[lane, row]
         if heads > 0:
             sink = sinks[row % heads] * Float32(LOG2E)
-        weight, merged = weight_of(own, sink, from_log2)
+        weight, merged = weight_of(own, sink, to_log2, from_log2)
         if lane == 0:
             lse[row] = merged
         acc = cute.make_rmem_tensor((VECTOR, VECTORS), Float32)
@@ -115,17 +118,14 @@ def entry(config: KernelConfig) -> CuteEntry:
     """Arguments: outs [ranks, rows, 512] and out [rows, 512] in `out_dtype`, rows of all heads in
     turn; lses [ranks, rows], sinks [heads] and lse [rows] in fp32; heads (0: no sinks, and `sinks`
     is not read); the factors of an lse to log2 units and back."""
-    element = ELEMENTS[config.out_dtype]
-    outs, out = (_tensor(element, rank, COLUMNS) for rank in (3, 2))
-    lses, sinks, lse = (_tensor(Float32, rank) for rank in (2, 1, 1))
+    element, ranks, rows = ELEMENTS[config.out_dtype], cute.sym_int(), cute.sym_int()
+    outs, out = (_tensor(element, shape, 16) for shape in ((ranks, rows, COLUMNS), (rows, COLUMNS)))
+    lses, sinks, lse = (_tensor(Float32, s, 4) for s in ((ranks, rows), (cute.sym_int(),), (rows,)))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     numbers = (Int32(0), Float32(1.0), Float32(1.0))
     return CuteEntry(_launch, (outs, lses, sinks, out, lse, *numbers, stream), "rank_merge")
 
 
-def _tensor(element, rank: int, last: int | None = None) -> cute.Tensor:
-    shape = tuple(last if last and i == rank - 1 else cute.sym_int() for i in range(rank))
-    align = 16 if last else 4
-    return make_fake_compact_tensor(
-        element, shape, stride_order=tuple(reversed(range(rank))), assumed_align=align
-    )
+def _tensor(element, shape: tuple, align: int) -> cute.Tensor:
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=align)

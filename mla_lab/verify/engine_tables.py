@@ -85,16 +85,23 @@ def ranks_note(rows: Sequence[Row]) -> str:
     return " ".join([*said, _where(rows)])
 
 
+def _rank_case(row: Row) -> str:
+    if row["kind"] == "rank_mask":
+        return f"mask of {row['q_len']} tokens"
+    return f"merge of {row['ranks']} ranks, {row['heads']} heads"
+
+
 def rank_kernels_table(rows: Sequence[Row]) -> str:
-    """A line for each batch size: times of both merges for each number of ranks, and of a mask."""
-    cases = list(dict.fromkeys(row.get("ranks", 0) for row in rows))
+    """A line for each batch size: times of both merges for each number of ranks, and of a mask,
+    where our kernel ran."""
+    found = {(_rank_case(row), row["batch"]): row for row in rows if row["kernel"]}
+    cases = list(dict.fromkeys(case for case, _ in found))
     lines = []
-    for batch in dict.fromkeys(row["batch"] for row in rows):
-        of_batch = {row.get("ranks", 0): row for row in rows if row["batch"] == batch}
-        times = [f"{of_batch[n][name]:.1f}" for n in cases for name in ("us", "torch_us")]
-        lines.append((batch, *times))
-    whats = [f"merge of {n} ranks" if n else "mask of a rank" for n in cases]
-    names = [f"{what}, {side}:" for what in whats for side in ("us", "PyTorch, us")]
+    for batch in dict.fromkeys(batch for _, batch in found):
+        of_batch = [found.get((case, batch)) for case in cases]
+        both = [(row, name) for row in of_batch for name in ("us", "torch_us")]
+        lines.append((batch, *(f"{row[name]:.1f}" if row else "" for row, name in both)))
+    names = [f"{case}, {side}:" for case in cases for side in ("us", "PyTorch, us")]
     table = markdown_table(("batch:", *names), lines)
     return f"{table}\n\n{_where(rows[:1])}"
 

@@ -110,7 +110,7 @@ def test_the_first_use_is_not_captured() -> None:
     graph = torch.cuda.CUDAGraph()
     with (
         torch.cuda.graph(graph),
-        pytest.raises(InvalidInput, match="rank_merge: got the first use"),
+        pytest.raises(InvalidInput, match="merge: got the first use"),
     ):
         merge(list(outs), list(lses))
     merge(list(outs), list(lses))

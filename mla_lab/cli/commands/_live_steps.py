@@ -107,7 +107,7 @@ COMMANDS = {
     "h200_features": ["verify costs RECORD"],
     "soak": ["verify soak RECORD"],
     "h200_card_bits": ["verify card-bits RECORD"],
-    "h200_rank_kernels": ["bench ranks RECORD"],
+    "h200_rank_kernels": ["bench rank-kernels RECORD"],
     "ladder": ["ladder --record RECORD --rounds 9"],
 }
 #: records of sparse calls
@@ -213,7 +213,7 @@ def _shorter(options: LiveOptions, name: str, line: str) -> list[str]:
     if name in SPARSE_RECORDS:
         return SHORT_SPARSE.split()
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
-    kinds |= {"verify soak": "--seconds 9", "bench ranks": "--batch 16 --rounds 3"}
+    kinds |= {"verify soak": "--seconds 9", "bench rank-kernels": "--batch 16 --rounds 3"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
     return next((more for verb, more in kinds.items() if line.startswith(verb)), "").split()
 
@@ -323,7 +323,11 @@ STEPS = (
         "h200_card_bits",
     ),
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),
-    _measuring("ranks", "what ranks add to a call, ours and PyTorch's", "h200_rank_kernels"),
+    _measuring(
+        "rank-kernels",
+        "what ranks add to a call, beside PyTorch's",
+        "h200_rank_kernels",
+    ),
     _measuring("ladder", "the ladder's steps", "ladder"),
     _measuring("anatomy", "where the time of a call goes, by stamped builds", ANATOMY),
     Step("host", "host time of a call", True, _host, (HOST,)),

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
     report.add_argument("--table", default="anchor", help="which one")
-    ranks = verbs.add_parser("ranks", help="what ranks add to a call: ours beside PyTorch's")
+    ranks = verbs.add_parser("rank-kernels", help="what ranks add to a call: ours beside PyTorch's")
     ranks.add_argument("record", type=Path, help="JSON lines, appended to")
     ranks.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="of a merge, by comma")
     ranks.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int | None:
         "fit": fit,
         "compare": _compare,
         "report": _report,
-        "ranks": _ranks,
+        "rank-kernels": _rank_kernels,
         "targets": _targets,
     }
     code: int | None = verbs[args.verb](args)
@@ -123,18 +123,20 @@ def _fit_formats(args: argparse.Namespace, found: list[Launch], source: str) -> 
         print(f"wrote {path}")
 
 
-def _ranks(args: argparse.Namespace) -> int:
+def _rank_kernels(args: argparse.Namespace) -> int:
     """A line a case; exit code 1 where a result is wrong."""
     from ...bench.rank_kernels import measure
 
-    print("                  batch     us  PyTorch, us")
-    right = True
+    right, head = True, f"{'':17s} batch     us  PyTorch, us"
     sizes = tuple(args.ranks), tuple(args.batch), args.heads, args.rounds
     for row in measure(args.record, *sizes):
         right = right and row["ok"]
         what = f"merge of {row['ranks']} ranks" if "ranks" in row else "mask of a rank"
-        said = "" if row["ok"] else "  wrong"
-        print(f"{what:17s} {row['batch']:5d} {row['us']:6.1f} {row['torch_us']:12.1f}{said}")
+        said = "" if row["kernel"] else "  PyTorch in both"
+        said += "" if row["ok"] else "  wrong"
+        line = f"{what:17s} {row['batch']:5d} {row['us']:6.1f} {row['torch_us']:12.1f}{said}"
+        print("\n".join(filter(None, (head, line))))
+        head = ""
     return int(not right)
 
 

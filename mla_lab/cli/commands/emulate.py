@@ -12,6 +12,8 @@ from ._words import check_seed
 
 #: lengths that cross a tile and end inside one
 KV_LENS = (300, 77)
+#: of requests, query tokens, heads and pieces
+MOST = 65536
 #: options of a call that is compiled and made here, which a recorded one has in it
 OF_A_NEW_CALL = ("arch", "kernel", "set", "batch", "kv_len", "q_len", "heads", "splits")
 
@@ -104,7 +106,8 @@ def _compiled(args: argparse.Namespace) -> list[Any]:
         exact = [c for c in found if c.name() == args.build]
         found = exact or [c for c in found if args.build in c.name()]
     if not found:
-        raise invalid("BUILD", repr(args.build), "part of a name that `mla-lab compile` prints")
+        supported = "part of the name of a decode kernel's build (`mla-lab compile --list`)"
+        raise invalid("BUILD", repr(args.build), f"{supported} for {args.arch}")
     _one_trace(args, len(found))
     for config in found:
         check_memory(_problem(args, config), "cpu", True, "emulate")
@@ -124,11 +127,16 @@ def _problem(args: argparse.Namespace, config: Any) -> Any:
 def _check(args: argparse.Namespace) -> None:
     """Refuse numbers that no call has, and options without effect, before anything is compiled."""
     from ...core.errors import invalid
+    from ...emulate.machine import NUMBERS
+    from ...emulate.schedule import SCHEDULES
 
     for name, least in {"batch": 1, "q_len": 1, "heads": 0, "splits": 0}.items():
         number = getattr(args, name)
-        if number is not None and number < least:
-            raise invalid(f"--{name.replace('_', '-')}", number, f"{least} or more")
+        if number is not None and not least <= number <= MOST:
+            raise invalid(f"--{name.replace('_', '-')}", number, f"{least} to {MOST}")
+    for name, known in {"schedule": SCHEDULES, "numbers": NUMBERS}.items():
+        if getattr(args, name) not in known:
+            raise invalid(f"--{name}", repr(getattr(args, name)), known)
     check_seed(args.seed)
     if args.strict and not args.check:
         raise invalid("--strict", "no --check", "both")

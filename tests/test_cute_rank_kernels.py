@@ -32,13 +32,13 @@ from mla_lab.reference.mla import merge_partials
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 UNTOUCHED = 9.0
 BASES = (rank_kernels.NATURAL, rank_kernels.BASE_2)
-DTYPES = {name: dtype for dtype, name in rank_kernels.NAMES.items()}
+DTYPES = {config: dtype for dtype, config in rank_kernels.MERGES.items()}
 
 
 @pytest.fixture(scope="module", params=RANKS[1:], ids=lambda config: config.out_dtype)
 def kernel(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, torch.dtype]:
     emulated = EmulatedKernel.of(jit.compile(request.param), Options(check=True))
-    return emulated, DTYPES[request.param.out_dtype]
+    return emulated, DTYPES[request.param]
 
 
 def results(ranks: int, rows: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

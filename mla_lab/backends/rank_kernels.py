@@ -23,8 +23,11 @@ from ..plan.config import KernelConfig
 from .base import current, refuse_capture
 
 ARCH, CAPABILITY = "sm_90a", (9, 0)
-#: what `cute.rank_merge` is written for: dtypes of outs and their names, the latent, and most ranks
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: what `cute.rank_merge` is written for: its build for each dtype of outs, the latent, most ranks
+MERGES = {
+    dtype: KernelConfig("cute/rank_merge", out_dtype=name)
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"))
+}
 LATENT, MOST_RANKS = 512, 32
 #: natural logarithms to log2 units, and back
 NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
@@ -34,12 +37,12 @@ MASK = KernelConfig("cute/rank_mask")
 def can_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> bool:
     """Whether a kernel merges outs [ranks, rows, heads, latent] by lses [ranks, rows, heads]:
     contiguous, outs at a multiple of 16 bytes, and nothing that a derivative is taken of."""
-    if outs.dtype not in NAMES or lses.dtype is not torch.float32:
+    if outs.dtype not in MERGES or lses.dtype is not torch.float32:
         return False
     fits = outs.shape[-1] == LATENT and len(outs) <= MOST_RANKS and outs.numel() > 0
     packed = outs.is_contiguous() and lses.is_contiguous()
     derived = any(_is_derived(given) for given in (outs, lses, sinks) if given is not None)
-    return fits and packed and not derived and _can_run(_merge_config(outs.dtype), outs, 16)
+    return fits and packed and not derived and _can_run(MERGES[outs.dtype], outs, 16)
 
 
 def _is_derived(tensor: Tensor) -> bool:
@@ -59,7 +62,7 @@ def merged(
     ranks, rows, heads, latent = outs.shape
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     with current(outs.device):
-        _kernel(_merge_config(outs.dtype), outs.device, "merge")(
+        _kernel(MERGES[outs.dtype], outs.device, "merge")(
             outs.view(ranks, rows * heads, latent),
             lses.view(ranks, rows * heads),
             lses.view(-1) if sinks is None else sinks.contiguous(),
@@ -109,10 +112,6 @@ def mask_of(
             columns,
         )
     return held, pairs.view(torch.uint16)
-
-
-def _merge_config(dtype: torch.dtype) -> KernelConfig:
-    return KernelConfig("cute/rank_merge", out_dtype=NAMES[dtype])
 
 
 def _can_run(config: KernelConfig, tensor: Tensor, alignment: int) -> bool:

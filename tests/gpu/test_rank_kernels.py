@@ -34,7 +34,7 @@ def results(ranks: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple
     return outs, lses
 
 
-@pytest.mark.parametrize("dtype", list(rank_kernels.NAMES))
+@pytest.mark.parametrize("dtype", list(rank_kernels.MERGES))
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 1), (2, 3), (7, 130), (8, 1024), (32, 9)])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("base", ["basee", "base2"])

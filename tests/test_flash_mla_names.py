@@ -10,6 +10,7 @@ import torch
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.flash_mla_names import flash_mla_with_kvcache, get_mla_metadata
+from mla_lab.interop import flash_mla
 from mla_lab.interop.flashinfer import first_use
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
@@ -68,6 +69,34 @@ def test_a_workspace_that_a_capture_made_is_zeroed_outside_of_it(
         buffer.fill_(7)
         flash_mla_with_kvcache(**named)
         assert bool((buffer[: first_use.ZEROED_BYTES] == value).all())
+
+
+@pytest.mark.parametrize("problem", [SPARSE, DENSE])
+def test_what_all_calls_share_is_made_once_and_not_in_a_capture(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = arguments(make_inputs(problem, 1, ["lse"]))
+    if not problem.top_k:
+        named["causal"] = False
+    metadata = named["tile_scheduler_metadata"]
+    with monkeypatch.context() as patch:
+        patch.setattr(flash_mla, "is_captured", lambda device: True)
+        first = flash_mla_with_kvcache(**named)
+    assert not metadata.kept
+    for _ in range(2):
+        for got, expected in zip(flash_mla_with_kvcache(**named), first, strict=True):
+            assert torch.equal(got, expected)
+    (kept,) = metadata.kept.values()
+    assert not kept.is_inference()
+    flash_mla_with_kvcache(**named)
+    assert [id(value) for value in metadata.kept.values()] == [id(kept)]
+
+
+def test_a_nan_stays_in_lse() -> None:
+    inputs = make_inputs(Problem((1, 1), (70, 9), 4), 1, ["lse"])
+    inputs.kv_cache[int(inputs.block_tables[0, 0]), 3, 5] = torch.nan
+    _, lse = flash_mla_with_kvcache(**arguments(inputs))
+    assert bool(lse[0].isnan().all()) and bool(lse[1].isfinite().all())
 
 
 def test_without_keys_lse_is_plus_infinity() -> None:

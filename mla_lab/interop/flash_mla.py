@@ -17,6 +17,7 @@ counterpart here. Source: flash_mla/flash_mla_interface.py (FlashMLA 9241ae3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from ..api.decode import decode
 from ..call.checks import tensors as argument
+from ..call.checks.capture import is_captured
 from ..core import masks
 from ..core.dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
@@ -50,10 +52,12 @@ BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
 @dataclass
 class FlashMLASchedMeta:
-    """What calls of one shape share: the shape of the first that ran, and the workspace."""
+    """What calls of one shape share: the shape of the first that ran, the workspace, and lengths or
+    a mask that are the same in all of them."""
 
     config: tuple[Any, ...] | None = None
     workspace: Tensor | None = field(default=None, repr=False)
+    kept: dict[tuple[Any, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def check(self, config: tuple[Any, ...], device: torch.device) -> Tensor:
         """The workspace. Raises InvalidInput for a call of another shape than the first."""
@@ -63,6 +67,18 @@ class FlashMLASchedMeta:
             self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         clear_once(self.workspace)
         return self.workspace
+
+    def once(self, make: Callable[[int, int, torch.device], Tensor], *given: Any) -> Tensor:
+        """What `make` returns for these numbers on a device, kept for later calls; made anew in the
+        capture of a graph, to which its memory would belong, and under torch.compile."""
+        if torch.compiler.is_compiling() or is_captured(given[-1]):
+            return make(*given)
+        key = (make, *given)
+        if key not in self.kept:
+            self.kept.clear()  # of a shape that was refused
+            with torch.inference_mode(False):
+                self.kept[key] = make(*given)
+        return self.kept[key]
 
 
 def get_mla_metadata(*args: Any, **named: Any) -> tuple[FlashMLASchedMeta, None]:
@@ -114,12 +130,12 @@ def flash_mla_with_kvcache(
         for name, value in {"attn_sink": attn_sink, "topk_length": topk_length}.items():
             if value is not None:
                 raise unsupported(name, "a tensor in a dense call", "sparse calls")
-        named = _dense(q, block_table, cache_seqlens, causal)
+        named = _dense(q, block_table, cache_seqlens, causal, tile_scheduler_metadata)
     else:
         for name, value in {"indices": indices, "topk_length": topk_length}.items():
             if value is not None:
                 argument.tensor(name, value)
-        named = _sparse(q, indices, topk_length, causal, is_fp8_kvcache)
+        named = _sparse(q, indices, topk_length, causal, is_fp8_kvcache, tile_scheduler_metadata)
         named["sinks"] = attn_sink
     top_k = None if indices is None else indices.shape[-1]
     config = (*q.shape[:3], k_cache.shape[1], causal, is_fp8_kvcache, top_k)
@@ -145,7 +161,8 @@ def flash_mla_with_kvcache(
         raise under_names(error, OUR_NAMES | tables) from None
     tile_scheduler_metadata.config = config
     rows = lse.view(q.shape[:-1]).transpose(1, 2)
-    return out, torch.where(rows == -torch.inf, torch.inf, rows)
+    # one kernel, where a comparison and a choice would be two
+    return out, rows.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
 
 
 def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_bit: bool) -> None:
@@ -167,7 +184,11 @@ def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_
 
 
 def _dense(
-    q: Tensor, block_table: Tensor | None, cache_seqlens: Tensor | None, causal: bool
+    q: Tensor,
+    block_table: Tensor | None,
+    cache_seqlens: Tensor | None,
+    causal: bool,
+    metadata: FlashMLASchedMeta,
 ) -> dict[str, Any]:
     for name, tensor in {"block_table": block_table, "cache_seqlens": cache_seqlens}.items():
         if tensor is None:
@@ -175,13 +196,17 @@ def _dense(
     batch, q_len = q.shape[:2]
     named: dict[str, Any] = {"block_tables": block_table, "seq_lens": cache_seqlens}
     if not causal and q_len > 1:
-        seen = torch.ones(batch, q_len, q_len, dtype=torch.bool, device=q.device)
-        named["mask"] = masks.pack(seen)
+        named["mask"] = metadata.once(_whole_mask, batch, q_len, q.device)
     return named
 
 
 def _sparse(
-    q: Tensor, indices: Tensor, topk_length: Tensor | None, causal: bool, eight_bit: bool
+    q: Tensor,
+    indices: Tensor,
+    topk_length: Tensor | None,
+    causal: bool,
+    eight_bit: bool,
+    metadata: FlashMLASchedMeta,
 ) -> dict[str, Any]:
     if causal:
         raise unsupported("causal", "True in a sparse call", "False: a row sees exactly its slots")
@@ -195,11 +220,20 @@ def _sparse(
         raise invalid("indices", f"shape {list(indices.shape)}", "at least one slot a query token")
     if topk_length is not None and topk_length.shape != q.shape[:1]:
         raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
-    lengths = torch.full((q.shape[0],), top_k, dtype=torch.int32, device=q.device)
     return {
         "block_tables": indices.contiguous(),
-        "seq_lens": lengths,
+        "seq_lens": metadata.once(_lengths, q.shape[0], top_k, q.device),
         "sparse_mla_top_k": top_k,
         "sparse_mla_top_k_lens": topk_length,
         "max_seq_len": top_k,
     }
+
+
+def _lengths(batch: int, top_k: int, device: torch.device) -> Tensor:
+    """Lengths of sparse calls, which no kernel reads: int32 [batch]."""
+    return torch.full((batch,), top_k, dtype=torch.int32, device=device)
+
+
+def _whole_mask(batch: int, q_len: int, device: torch.device) -> Tensor:
+    """By which each new token of a request sees all of them: uint16 [batch, q_len, words]."""
+    return masks.pack(torch.ones(batch, q_len, q_len, dtype=torch.bool, device=device))

@@ -7,6 +7,7 @@ import torch
 
 from mla_lab.api import context_parallel
 from mla_lab.api.context_parallel import merge
+from mla_lab.backends import rank_kernels
 from mla_lab.bench.rank_steps import RankCases, measure
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.reference.mla import merge_partials
@@ -146,6 +147,32 @@ def test_what_is_gathered_is_merged_as_in_one_process(one_process, dtypes, rows)
     gathered = context_parallel.gather_and_merge(out, lse, sinks=SINK)
     for got, wanted in zip(gathered, expected, strict=True):
         assert got.dtype is wanted.dtype and torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("one_launch", [True, False])
+def test_a_kernel_merges_what_one_launch_gathers(one_process, monkeypatch, one_launch):
+    """The collectives are one operation where the backend has it, else one after the other."""
+    assert not context_parallel._has_one_launch(None), "gloo has no launches"
+    outs, lses = partials(ranks=1, dtype=torch.bfloat16)
+    expected = merge(outs, lses, sinks=SINK)
+    taken, gathered = [], context_parallel._gather_at_once
+
+    def merged(outs, lses, sinks, *, base2):
+        taken.append(base2)
+        return context_parallel.merged_by_torch(outs, lses, sinks)
+
+    def at_once(pairs, group):
+        taken.append(len(pairs))
+        return gathered(pairs, group)
+
+    monkeypatch.setattr(rank_kernels, "can_merge", lambda *_: True)
+    monkeypatch.setattr(rank_kernels, "merged", merged)
+    monkeypatch.setattr(context_parallel, "_has_one_launch", lambda _: one_launch)
+    monkeypatch.setattr(context_parallel, "_gather_at_once", at_once)
+    found = context_parallel.gather_and_merge(outs[0], lses[0], sinks=SINK)
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert taken == ([2, False] if one_launch else [False])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,10 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 LSE_DTYPES = (torch.float32, torch.float64)
 #: of torch 2.13 and newer, and its name before
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+#: collectives as one; of no public interface yet, and so not counted on
+_coalesced: Any = getattr(dist, "_coalescing_manager", None)
+#: (all ranks' bytes, own bytes) of lse and of out
+Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
 def merge(
@@ -69,10 +73,11 @@ def gather_and_merge(
 ) -> tuple[Tensor, Tensor]:
     """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
 
-    out and lse of all ranks are gathered as they are, one collective each, and merged in rank
-    order, so that every rank returns the same bits where all of them merge alike: on the same kind
-    of card, all or none with the kernel's build. Where PyTorch merges, it computes the weights
-    while the outs are on the way. CUDA graphs may capture the call, after one equal call.
+    out and lse of all ranks are gathered as they are, and merged in rank order, so that every rank
+    returns the same bits where all of them merge alike: on the same kind of card, all or none with
+    the kernel's build. Where a kernel merges, NCCL gathers both in one launch; where PyTorch does,
+    one after the other, and it computes the weights while the outs are on the way. CUDA graphs may
+    capture the call, after one equal call.
     """
     _check([out], [lse])
     _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
@@ -107,16 +112,37 @@ class Gathering:
 def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = None) -> Gathering:
     """Enqueue the collectives of `gather_and_merge`: what follows on the stream overlaps them."""
     _check([out], [lse])
-    rows, works = [], []
+    rows, pairs = [], []
     for tensor, last in ((lse, lse.shape[-1:]), (out, out.shape[-2:])):
         # bytes: not every backend of torch.distributed gathers every dtype
         own = tensor.contiguous().view(-1).view(torch.uint8)
         world = dist.get_world_size(group)
         every = own.new_empty(world * own.numel())
-        works.append(_all_gather(every, own, group=group, async_op=True))
+        pairs.append((every, own))
         # the number of rows, which may be 0, is not left to view
         rows.append(every.view(tensor.dtype).view(world, tensor.numel() // last.numel(), *last))
-    return Gathering(rows[0], rows[1], (works[0], works[1]), (out.shape, lse.shape))
+    # a kernel reads both at once, PyTorch the lses first
+    at_once = rank_kernels.can_merge(rows[1], rows[0]) and _has_one_launch(group)
+    works = _gather_at_once(pairs, group) if at_once else _gather_in_turn(pairs, group)
+    return Gathering(rows[0], rows[1], works, (out.shape, lse.shape))
+
+
+def _has_one_launch(group: dist.ProcessGroup | None) -> bool:
+    """Whether several collectives on a GPU may be one launch."""
+    return _coalesced is not None and "cuda:nccl" in dist.get_backend_config(group)
+
+
+def _gather_in_turn(pairs: Pairs, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
+    first, second = (_all_gather(*pair, group=group, async_op=True) for pair in pairs)
+    return first, second
+
+
+def _gather_at_once(pairs: Pairs, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
+    """Both by one launch of NCCL."""
+    with _coalesced(group=group, async_ops=True) as both:
+        for pair in pairs:
+            _all_gather(*pair, group=group)
+    return both, both
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

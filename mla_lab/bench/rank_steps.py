@@ -1,10 +1,10 @@
 """Decode context parallel by torch.distributed: correctness against one device, and times.
 
 Each rank holds the tokens rank, rank + world, ... of each request. A step is our call with lse on
-them, an all-gather of lses and one of outs, and the merge in rank order, so that all ranks have the
-same bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, three forms
-of the step (`_steps`), and its parts alone; each time is that of the slowest rank. The forms take
-turns in every round, so that a drift of the clocks meets all of them.
+them, an all-gather of lses and outs, and the merge in rank order, so that all ranks have the same
+bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, two forms of the
+step (`_steps`), and its parts alone; each time is that of the slowest rank. The forms take turns in
+every round, so that a drift of the clocks meets both.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -
     row: dict[str, Any] = {"kind": "ranks", "world": cases.world, "batch": len(problem.kv_lens)}
     row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "graph": cases.graph}
     row |= {"alone_us": alone_us, **times, "sum_of_parts_us": round(single, 2)}
-    row["same_bits"] = _same(results["overlapped_us"], cases.world)
+    row["same_bits"] = _same(results["in_order_us"], cases.world)
     row["environment"] = environment(device)
     row["cards"] = _cards(device, cases.world)
     if whole is not None:
@@ -193,20 +193,14 @@ class Done:
 
 
 def _steps(parts: list[DecodeInputs]) -> dict[str, Callable[[int], Result]]:
-    """The forms of a step: collective and merge after the call; weights while outs travel; and,
-    from two requests on, the second half of the batch attended while the first half's travel.
+    """The forms of a step: `gather_and_merge` after the call; and, from two requests on, the second
+    half of the batch attended while the first half's results travel.
     """
 
     def in_order(i: int) -> Result:
-        return _waited(start_gather(*call(parts[i % len(parts)]))).merged()
-
-    def overlapped(i: int) -> Result:
         return gather_and_merge(*call(parts[i % len(parts)]))
 
-    forms: dict[str, Callable[[int], Result]] = {
-        "in_order_us": in_order,
-        "overlapped_us": overlapped,
-    }
+    forms: dict[str, Callable[[int], Result]] = {"in_order_us": in_order}
     if parts[0].problem.batch < 2:
         return forms
     cut = parts[0].problem.batch // 2

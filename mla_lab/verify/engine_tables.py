@@ -11,11 +11,8 @@ from functools import partial
 from ..core.markdown import markdown_table
 from .record import Row, table_of
 
-#: forms of a rank's step beside the one in order
-FORMS = {
-    "overlapped_us": "weights computed during the transfer of outs",
-    "halves_us": "the batch in halves",
-}
+#: the form of a rank's step beside the one in order, from two requests on
+HALVES = "halves_us"
 
 
 def steps_table(rows: Sequence[Row]) -> str:
@@ -49,17 +46,17 @@ def ranks_table(rows: Sequence[Row]) -> str:
     parts = ("alone_us", "own_call_us", "gather_us", "merge_us", "sum_of_parts_us")
     lines = []
     for row in _graphs(rows):
-        times = [f"{row[name]:.1f}" for name in (*parts, "in_order_us", "overlapped_us")]
-        times.append(f"{row['halves_us']:.1f}" if "halves_us" in row else "")
+        times = [f"{row[name]:.1f}" for name in (*parts, "in_order_us")]
+        times.append(f"{row[HALVES]:.1f}" if HALVES in row else "")
         lines.append((row["world"], f"{row['kv_len']:,}", row["batch"], *times))
     sizes = ("ranks:", "tokens:", "batch:")
     calls = ("one GPU:", "own call:", "gather:", "merge:", "sum:")
-    steps = ("in order:", "weights during transfer:", "batch in halves:")
+    steps = ("in order:", "batch in halves:")
     return markdown_table((*sizes, *calls, *steps), lines)
 
 
 def ranks_note(rows: Sequence[Row]) -> str:
-    """What the ranks' cases say: where several GPUs win, and where overlap pays."""
+    """What the ranks' cases say: where several GPUs win, and where the batch in halves does."""
     graphs = _graphs(rows)
     wins = []
     for kv_len in sorted({row["kv_len"] for row in graphs}):
@@ -67,13 +64,12 @@ def ranks_note(rows: Sequence[Row]) -> str:
         wins.append(f"{kv_len:,} tokens {f'from batch {min(faster)}' if faster else 'never'}")
     most = max(row["alone_us"] / _best(row) for row in graphs)
     said = [f"Faster than one GPU: {', '.join(wins)}; up to {most:.2f} times."]
-    for name, words in FORMS.items():
-        saved = [row["in_order_us"] - row[name] for row in graphs if name in row]
-        paid = sum(us > 0 for us in saved)
-        said.append(
-            f"Saved against the step in order by {words}: {_signed(min(saved))} to "
-            f"{_signed(max(saved))} us, more than 0 in {paid} of {len(saved)} cases."
-        )
+    saved = [row["in_order_us"] - row[HALVES] for row in graphs if HALVES in row]
+    said.append(
+        f"Saved against the step in order by the batch in halves: {_signed(min(saved))} to "
+        f"{_signed(max(saved))} us, more than 0 in {sum(us > 0 for us in saved)} of {len(saved)} "
+        "cases."
+    )
     eager = [row for row in rows if row["kind"] == "ranks" and not row["graph"]]
     if eager:
         first = min(eager, key=lambda row: (row["kv_len"], row["batch"]))
@@ -150,7 +146,7 @@ def _graphs(rows: Sequence[Row]) -> list[Row]:
 
 
 def _best(row: Row) -> float:
-    return min(row[name] for name in ("in_order_us", *FORMS) if name in row)
+    return min(row[name] for name in ("in_order_us", HALVES) if name in row)
 
 
 def _signed(us: float) -> str:

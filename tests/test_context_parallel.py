@@ -196,7 +196,7 @@ def test_two_processes_agree_with_one(tmp_path):
     assert all(row["out_error"] < 1e-2 and row["lse_error"] < 1e-5 for row in rows)
     assert {row["kind"] for row in rows} == {"ranks"} and all(row["same_bits"] for row in rows)
     for row in rows:
-        forms = {"in_order_us", "overlapped_us", "gather_us", "merge_us", "own_call_us"}
+        forms = {"in_order_us", "gather_us", "merge_us", "own_call_us"}
         forms |= {"halves_us"} if row["batch"] > 1 else set()
         assert forms <= set(row) and all(row[form] > 0 for form in forms)
         assert row["cards"] == ["CPU", "CPU"]

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from mla_lab import jit
-from mla_lab.api.context_parallel import Gathering, merge, merged_by_torch, shard
+from mla_lab.api.context_parallel import Done, Gathering, merge, merged_by_torch, shard
 from mla_lab.backends import rank_kernels
 from mla_lab.backends.rank_mask import RankMask
 from mla_lab.bench.rank_kernels import measure
-from mla_lab.bench.rank_steps import Done
 from mla_lab.call.decode_args import native_args
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput

@@ -84,6 +84,13 @@ def gather_and_merge(
     return start_gather(out, lse, group=group).merged(sinks=sinks, lse_base=lse_base)
 
 
+class Done:
+    """A collective that has ended, or that another's wait includes."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
 @dataclass(frozen=True)
 class Gathering:
     """Results of all ranks on their way, in rank order; `merged` waits for them."""
@@ -142,7 +149,7 @@ def _gather_at_once(pairs: Pairs, group: dist.ProcessGroup | None) -> tuple[Any,
     with _coalesced(group=group, async_ops=True) as both:
         for pair in pairs:
             _all_gather(*pair, group=group)
-    return both, both
+    return both, Done()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

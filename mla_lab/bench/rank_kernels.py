@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api.context_parallel import Gathering, merged_by_torch, shard_of
+from ..api.context_parallel import Done, Gathering, merged_by_torch, shard_of
 from ..backends.rank_kernels import can_mask, can_merge
 from ..backends.rank_mask import RankMask
 from ..call.decode_args import DecodeArgs, native_args
@@ -28,7 +28,7 @@ from ..reference.inputs import make_inputs
 from ..reference.mla import merge_partials
 from ..reference.tolerance import lse_error, rel_error
 from .environment import environment
-from .rank_steps import LSE_LIMIT, OUT_LIMIT, Clock, Done, check_record
+from .rank_steps import LSE_LIMIT, OUT_LIMIT, Clock, check_record
 
 #: query tokens of a request with a mask
 DRAFTS = 4

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from ..api import contract
-from ..api.context_parallel import Gathering, gather_and_merge, shard_of, start_gather
+from ..api.context_parallel import Done, Gathering, gather_and_merge, shard_of, start_gather
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..reference.inputs import DecodeInputs, make_inputs
@@ -183,13 +183,6 @@ def _waited(gathering: Gathering) -> Gathering:
     for work in gathering.works:
         work.wait()
     return replace(gathering, works=(Done(), Done()))
-
-
-class Done:
-    """A collective that has ended."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
 
 
 def _steps(parts: list[DecodeInputs]) -> dict[str, Callable[[int], Result]]:

@@ -161,9 +161,9 @@ def test_a_kernel_merges_what_one_launch_gathers(one_process, monkeypatch, one_l
         taken.append(base2)
         return context_parallel.merged_by_torch(outs, lses, sinks)
 
-    def at_once(pairs, group):
-        taken.append(len(pairs))
-        return gathered(pairs, group)
+    def at_once(transfers, group):
+        taken.append(len(transfers))
+        return gathered(transfers, group)
 
     monkeypatch.setattr(rank_kernels, "can_merge", lambda *_: True)
     monkeypatch.setattr(rank_kernels, "merged", merged)

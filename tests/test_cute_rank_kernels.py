@@ -21,6 +21,7 @@ from mla_lab.backends.rank_mask import RankMask
 from mla_lab.bench.rank_kernels import measure
 from mla_lab.call.decode_args import native_args
 from mla_lab.cli import main
+from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
@@ -44,7 +45,7 @@ def results(ranks: int, rows: int, heads: int, dtype: torch.dtype) -> tuple[Tens
     """Of all ranks, flat. Rank 0 has no key for the first row, no rank has one for the last, and
     what they leave there is no number; of the second row one lse is NaN."""
     made = torch.Generator().manual_seed(ranks)
-    outs = torch.randn(ranks, rows * heads, rank_kernels.LATENT, generator=made).to(dtype)
+    outs = torch.randn(ranks, rows * heads, LATENT_DIM, generator=made).to(dtype)
     lses = 4 * torch.randn(ranks, rows * heads, generator=made)
     lses[0, 0], outs[0, 0] = -math.inf, math.nan
     lses[:, -1], outs[:, -1] = -math.inf, math.inf
@@ -63,7 +64,7 @@ def test_it_is_the_merge_in_float64(
     run, dtype = kernel
     outs, lses = results(ranks, rows, heads, dtype)
     sinks = torch.linspace(-3, 3, heads) if with_sinks else None
-    out = torch.full((rows * heads, rank_kernels.LATENT), UNTOUCHED, dtype=dtype)
+    out = torch.full((rows * heads, LATENT_DIM), UNTOUCHED, dtype=dtype)
     lse = torch.full((rows * heads,), UNTOUCHED)
     unit = math.log(2) if base is rank_kernels.BASE_2 else 1.0
     run(
@@ -150,12 +151,12 @@ def test_the_public_merge_by_the_kernel(
     on_card: torch.dtype, base: str | None, as_list: bool
 ) -> None:
     made = torch.Generator().manual_seed(0)
-    outs = torch.randn(3, 2, 5, 4, rank_kernels.LATENT, generator=made).to(on_card)
+    outs = torch.randn(3, 2, 5, 4, LATENT_DIM, generator=made).to(on_card)
     lses = 4 * torch.randn(3, 10, 4, generator=made)
     sinks = torch.linspace(-2, 2, 8)[::2]
     given = [sinks] if as_list else sinks
     out, lse = merge(list(outs), list(lses), sinks=given, lse_base=base)
-    assert out.shape == (2, 5, 4, rank_kernels.LATENT) and lse.shape == (10, 4)
+    assert out.shape == (2, 5, 4, LATENT_DIM) and lse.shape == (10, 4)
     flat = outs.view(3, 10, 4, -1)
     expected = merged_by_torch(flat, lses, sinks, base)
     assert torch.allclose(out.view_as(expected[0]).float(), expected[0].float(), atol=2e-2)
@@ -168,7 +169,7 @@ def test_the_public_merge_by_the_kernel(
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_what_autograd_follows_is_merged_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_kernels, "_can_run", lambda *given: True)
-    outs, lses = torch.randn(2, 3, 4, rank_kernels.LATENT).bfloat16(), torch.randn(2, 3, 4)
+    outs, lses = torch.randn(2, 3, 4, LATENT_DIM).bfloat16(), torch.randn(2, 3, 4)
     sinks = torch.nn.Parameter(torch.zeros(4))
     assert rank_kernels.can_merge(outs, lses, sinks.detach())
     with torch.no_grad():
@@ -182,7 +183,7 @@ def test_what_autograd_follows_is_merged_by_pytorch(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cpu_merges_by_pytorch() -> None:
-    outs = torch.zeros(2, 3, 4, rank_kernels.LATENT, dtype=torch.bfloat16)
+    outs = torch.zeros(2, 3, 4, LATENT_DIM, dtype=torch.bfloat16)
     assert not rank_kernels.can_merge(outs, torch.zeros(2, 3, 4))
 
 

@@ -34,8 +34,8 @@ LSE_DTYPES = (torch.float32, torch.float64)
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: collectives as one; of no public interface yet, and so not counted on
 _coalesced: Any = getattr(dist, "_coalescing_manager", None)
-#: (all ranks' bytes, own bytes) of lse and of out
-Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+#: (bytes of all ranks, own bytes) of lse and of out
+Transfers: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
 def merge(
@@ -119,18 +119,18 @@ class Gathering:
 def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = None) -> Gathering:
     """Enqueue the collectives of `gather_and_merge`: what follows on the stream overlaps them."""
     _check([out], [lse])
-    rows, pairs = [], []
+    rows, transfers = [], []
     for tensor, last in ((lse, lse.shape[-1:]), (out, out.shape[-2:])):
         # bytes: not every backend of torch.distributed gathers every dtype
         own = tensor.contiguous().view(-1).view(torch.uint8)
         world = dist.get_world_size(group)
         every = own.new_empty(world * own.numel())
-        pairs.append((every, own))
+        transfers.append((every, own))
         # the number of rows, which may be 0, is not left to view
         rows.append(every.view(tensor.dtype).view(world, tensor.numel() // last.numel(), *last))
     # a kernel reads both at once, PyTorch the lses first
     at_once = rank_kernels.can_merge(rows[1], rows[0]) and _has_one_launch(group)
-    works = _gather_at_once(pairs, group) if at_once else _gather_in_turn(pairs, group)
+    works = _gather_at_once(transfers, group) if at_once else _gather_in_turn(transfers, group)
     return Gathering(rows[0], rows[1], works, (out.shape, lse.shape))
 
 
@@ -139,16 +139,17 @@ def _has_one_launch(group: dist.ProcessGroup | None) -> bool:
     return _coalesced is not None and "cuda:nccl" in dist.get_backend_config(group)
 
 
-def _gather_in_turn(pairs: Pairs, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
-    first, second = (_all_gather(*pair, group=group, async_op=True) for pair in pairs)
+def _gather_in_turn(transfers: Transfers, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
+    """Both one after the other."""
+    first, second = (_all_gather(*transfer, group=group, async_op=True) for transfer in transfers)
     return first, second
 
 
-def _gather_at_once(pairs: Pairs, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
+def _gather_at_once(transfers: Transfers, group: dist.ProcessGroup | None) -> tuple[Any, Any]:
     """Both by one launch of NCCL."""
     with _coalesced(group=group, async_ops=True) as both:
-        for pair in pairs:
-            _all_gather(*pair, group=group)
+        for transfer in transfers:
+            _all_gather(*transfer, group=group)
     return both, Done()
 
 

@@ -18,17 +18,18 @@ from torch.autograd import forward_ad
 from .. import jit
 from ..call.decode_args import DecodeArgs
 from ..core import masks
+from ..core.dims import LATENT_DIM
 from ..jit import toolchain
 from ..plan.config import KernelConfig
 from .base import current, refuse_capture
 
 ARCH, CAPABILITY = "sm_90a", (9, 0)
-#: what `cute.rank_merge` is written for: its build for each dtype of outs, the latent, most ranks
+#: what `cute.rank_merge` is written for: its build for each dtype of outs, and the most ranks
 MERGES = {
     dtype: KernelConfig("cute/rank_merge", out_dtype=name)
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"))
 }
-LATENT, MOST_RANKS = 512, 32
+MOST_RANKS = 32
 #: natural logarithms to log2 units, and back
 NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
 MASK = KernelConfig("cute/rank_mask")
@@ -39,7 +40,7 @@ def can_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> bool:
     contiguous, outs at a multiple of 16 bytes, and nothing that a derivative is taken of."""
     if outs.dtype not in MERGES or lses.dtype is not torch.float32:
         return False
-    fits = outs.shape[-1] == LATENT and len(outs) <= MOST_RANKS and outs.numel() > 0
+    fits = outs.shape[-1] == LATENT_DIM and len(outs) <= MOST_RANKS and outs.numel() > 0
     packed = outs.is_contiguous() and lses.is_contiguous()
     derived = any(_is_derived(given) for given in (outs, lses, sinks) if given is not None)
     return fits and packed and not derived and _can_run(MERGES[outs.dtype], outs, 16)
@@ -95,7 +96,7 @@ def mask_of(
     device, halves = lengths.device, masks.words_per_row(columns)
     held = torch.empty_like(lengths)
     # a word of the kernel is two of the mask
-    pairs = torch.empty(total_q, halves // 2, dtype=torch.int32, device=device)
+    words = torch.empty(total_q, halves // 2, dtype=torch.int32, device=device)
     drafts = None if args.mask is None else args.mask.view(total_q, -1)
     with current(device):
         _kernel(MASK, device, "enable_dcp")(
@@ -104,14 +105,14 @@ def mask_of(
             lengths if q_len is not None else begins,
             lengths if drafts is None else drafts.view(torch.int32).view(-1),
             held,
-            pairs,
+            words,
             args.cp_world,
             args.cp_rank,
             q_len or 0,
             0 if drafts is None else drafts.shape[1] // 2,
             columns,
         )
-    return held, pairs.view(torch.uint16)
+    return held, words.view(torch.uint16)
 
 
 def _can_run(config: KernelConfig, tensor: Tensor, alignment: int) -> bool:

@@ -7,17 +7,20 @@ first ranks are loaded before the weights are computed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
+from ..core.dims import LATENT_DIM
 from ..plan.config import KernelConfig
 from .common.ptx_sm90 import LOG2E, add, butterfly, pick
 from .registry import CuteEntry
 
-#: columns of a row, warps of a CTA, and the most ranks, one a lane
-COLUMNS, WARPS, MOST_RANKS = 512, 4, 32
+#: columns of a row, and warps of a CTA
+COLUMNS, WARPS = LATENT_DIM, 4
 #: columns of one 16-byte access, and accesses of a lane
 VECTOR = 8
 VECTORS = COLUMNS // (32 * VECTOR)
@@ -62,33 +65,45 @@ def load_parts(outs: cute.Tensor, parts: cute.Tensor, row: Int64, rank: Int32):
 
 @cute.jit
 def add_parts(acc: cute.Tensor, parts: cute.Tensor, weight: Float32, rank: Int32):
-    """acc += each part times its rank's weight; what has no share may hold anything."""
+    """acc += each part times its rank's weight; a part of weight 0 may hold anything."""
     for k in cutlass.range_constexpr(BATCH):
-        share = cute.arch.shuffle_sync(weight, rank + k)
+        one = cute.arch.shuffle_sync(weight, rank + k)
         for i in cutlass.range_constexpr(VECTORS):
             for e in cutlass.range_constexpr(VECTOR):
-                value = share * parts[e, i, k].to(Float32)
-                acc[e, i] = acc[e, i] + pick(share == 0.0, Float32(0.0), value)
+                value = one * parts[e, i, k].to(Float32)
+                acc[e, i] = acc[e, i] + pick(one == 0.0, Float32(0.0), value)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What `entry` names, in its order."""
+
+    outs: cute.Tensor
+    lses: cute.Tensor
+    sinks: cute.Tensor
+    out: cute.Tensor
+    lse: cute.Tensor
+    heads: Int32
+    to_log2: Float32
+    from_log2: Float32
 
 
 @cute.kernel
-def _merge(
-    outs: cute.Tensor, lses: cute.Tensor, sinks: cute.Tensor, out: cute.Tensor, lse: cute.Tensor,
-    heads: Int32, to_log2: Float32, from_log2: Float32,
-):  # fmt: skip
+def _merge(m: Operands):
+    outs, out = m.outs, m.out
     lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    row, (ranks, rows) = cute.arch.block_idx()[0] * WARPS + warp, lses.shape
+    row, (ranks, rows) = cute.arch.block_idx()[0] * WARPS + warp, m.lses.shape
     if row < rows:
         parts = cute.make_rmem_tensor((VECTOR, VECTORS, BATCH), outs.element_type)
         load_parts(outs, parts, Int64(row), Int32(0))
         own, sink = -Float32.inf, -Float32.inf
         if lane < ranks:
-            own = lses[lane, row]
-        if heads > 0:
-            sink = sinks[row % heads] * Float32(LOG2E)
-        weight, merged = weight_of(own, sink, to_log2, from_log2)
+            own = m.lses[lane, row]
+        if m.heads > 0:
+            sink = m.sinks[row % m.heads] * Float32(LOG2E)
+        weight, merged = weight_of(own, sink, m.to_log2, m.from_log2)
         if lane == 0:
-            lse[row] = merged
+            m.lse[row] = merged
         acc = cute.make_rmem_tensor((VECTOR, VECTORS), Float32)
         acc.fill(0.0)
         for rank in cutlass.range(0, ranks, BATCH, unroll=1):
@@ -103,13 +118,12 @@ def _merge(
 
 
 @cute.jit
-def _launch(
-    outs: cute.Tensor, lses: cute.Tensor, sinks: cute.Tensor, out: cute.Tensor, lse: cute.Tensor,
-    heads: Int32, to_log2: Float32, from_log2: Float32, stream,
-) -> None:  # fmt: skip
-    """Operands in the order of `entry`."""
-    rows = lses.shape[1]
-    _merge(outs, lses, sinks, out, lse, heads, to_log2, from_log2).launch(
+def _launch(*operands) -> None:
+    """Operands in the order of `entry`, the stream last."""
+    *given, stream = operands
+    m = Operands(*given)
+    rows = m.lses.shape[1]
+    _merge(m).launch(
         grid=((rows + WARPS - 1) // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
     )
 

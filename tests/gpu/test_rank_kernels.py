@@ -12,6 +12,7 @@ from mla_lab.api.context_parallel import merge, merged_by_torch, shard
 from mla_lab.backends import rank_kernels
 from mla_lab.backends.rank_mask import RankMask
 from mla_lab.call.decode_args import native_args
+from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import make_inputs
@@ -26,7 +27,7 @@ def results(ranks: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple
     has one."""
     made = torch.Generator(device="cuda").manual_seed(ranks)
     shape, where = (ranks, rows, HEADS), {"generator": made, "device": "cuda"}
-    outs = torch.randn(*shape, rank_kernels.LATENT, **where).to(dtype)  # type: ignore[call-overload]
+    outs = torch.randn(*shape, LATENT_DIM, **where).to(dtype)  # type: ignore[call-overload]
     lses = 4 * torch.randn(shape, **where)  # type: ignore[call-overload]
     lses[torch.rand(shape, **where) < 0.1] = -math.inf  # type: ignore[call-overload]
     lses[:, -1] = -math.inf

@@ -325,7 +325,7 @@ STEPS = (
     _measuring("cuda", "the CUDA backend, MLA and GQA", "h200_cuda", "h200_gqa", "h200_rounding"),
     _measuring(
         "rank-kernels",
-        "what ranks add to a call, beside PyTorch's",
+        "the merge of ranks and a rank's mask, beside PyTorch's",
         "h200_rank_kernels",
     ),
     _measuring("ladder", "the ladder's steps", "ladder"),

@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
     report.add_argument("--table", default="anchor", help="which one")
-    ranks = verbs.add_parser("rank-kernels", help="what ranks add to a call: ours beside PyTorch's")
+    ranks = verbs.add_parser(
+        "rank-kernels", help="a rank's mask and the merge of ranks, beside PyTorch's"
+    )
     ranks.add_argument("record", type=Path, help="JSON lines, appended to")
     ranks.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="of a merge, by comma")
     ranks.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")

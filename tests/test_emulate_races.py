@@ -66,6 +66,26 @@ def test_ranks_that_share_a_row_pair_merge_behind_the_lse_of_the_first(
     check(config, problem_for(config, (300,)), schedule, seed, splits=2)
 
 
+@pytest.mark.parametrize(
+    ("config", "kv_lens", "splits", "workers"),
+    [
+        # a merge writes work records again, which all lanes of the producer warp have read
+        (KEEP_AB_E4M3, (65, 200, 500, 64, 64, 77, 64, 130, 77), 2, 2),
+        # lanes without a fragment load no partials, whose lines other warps discard
+        (SWAP_AB_WALK, (1500, 700), 6, 0),
+    ],
+    ids=["records", "partials"],
+)
+def test_nothing_is_read_that_others_may_have_changed(
+    config: KernelConfig, kv_lens: tuple[int, ...], splits: int, workers: int
+) -> None:
+    call = make_call(config, problem_for(config, kv_lens), splits, workers=workers)
+    kernel = EmulatedKernel.of(jit.compile(config), Options(check=True))
+    kernel(*call.args)
+    assert kernel.run.findings == []
+    assert is_right(call), call.errors()
+
+
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize(
     "config",

@@ -151,7 +151,7 @@ def producer(cta: Cta):
         else:
             s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
         words = plan
-        if const_expr(cfg.cluster == 2 and not cfg.query_hi_lo):
+        if const_expr((cfg.cluster == 2 or cfg.page_size < BLOCK) and not cfg.query_hi_lo):
             # held through the loop, the plan's words would take a register too many
             words = load_plan(cfg, s, fresh_thread() & 31)
         write_record(cta, words, index)

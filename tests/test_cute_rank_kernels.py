@@ -25,7 +25,6 @@ from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
-from mla_lab.jit.shipped import RANKS
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import merge_partials
 
@@ -35,7 +34,9 @@ BASES = (rank_kernels.NATURAL, rank_kernels.BASE_2)
 DTYPES = {config: dtype for dtype, config in rank_kernels.MERGES.items()}
 
 
-@pytest.fixture(scope="module", params=RANKS[1:], ids=lambda config: config.out_dtype)
+@pytest.fixture(
+    scope="module", params=[*rank_kernels.MERGES.values()], ids=lambda config: config.out_dtype
+)
 def kernel(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, torch.dtype]:
     emulated = EmulatedKernel.of(jit.compile(request.param), Options(check=True))
     return emulated, DTYPES[request.param]

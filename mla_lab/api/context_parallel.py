@@ -26,6 +26,7 @@ from ..call.checks.features import LSE_BASES
 from ..core import kv_cache as formats
 from ..core.errors import invalid, invalid_type, unsupported
 from ..reference.inputs import DecodeInputs, page_table
+from .peer_memory import PeerMemory
 
 #: of results that a merge takes, of at least 16 bits
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -70,17 +71,25 @@ def gather_and_merge(
     group: dist.ProcessGroup | None = None,
     sinks: Tensor | Sequence[Tensor] | None = None,
     lse_base: str | None = None,
+    peers: PeerMemory | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
 
     out and lse of all ranks are gathered as they are, and merged in rank order, so that every rank
     returns the same bits where all of them merge alike: on the same kind of card, all or none with
     the kernel's build. Where a kernel merges, NCCL gathers both in one launch; where PyTorch does,
-    one after the other, and it computes the weights while the outs are on the way. CUDA graphs may
-    capture the call, after one equal call.
+    one after the other, and it computes the weights while the outs are on the way. With `peers` one
+    kernel exchanges and merges, over its group and by its rules. CUDA graphs may capture the call,
+    after one equal call.
     """
     _check([out], [lse])
     _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
+    if peers is not None:
+        if not isinstance(peers, PeerMemory):
+            raise invalid_type("peers", type(peers).__name__, "PeerMemory or None")
+        if group not in (None, peers.group):
+            raise invalid("group", "another than that of peers", "None, or that of peers")
+        return peers.merged(out, lse, _one(sinks), base2=lse_base == "base2")
     return start_gather(out, lse, group=group).merged(sinks=sinks, lse_base=lse_base)
 
 
@@ -153,6 +162,11 @@ def _gather_at_once(transfers: Transfers, group: dist.ProcessGroup | None) -> tu
     return both, Done()
 
 
+def _one(sinks: Tensor | Sequence[Tensor] | None) -> Tensor | None:
+    """Sinks without a list around them."""
+    return sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What results of this dtype are merged in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
@@ -166,7 +180,7 @@ def _merged(
     wait_for_outs: Callable[[], Any] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
     """Out [rows, heads, latent] and lse [rows, heads] of [ranks, ..], out in its dtype."""
-    sink = sinks if sinks is None or isinstance(sinks, Tensor) else sinks[0]
+    sink = _one(sinks)
     if rank_kernels.can_merge(outs, lses, sink):
         wait_for_outs()
         return rank_kernels.merged(outs, lses, sink, base2=lse_base == "base2")

@@ -2,12 +2,14 @@
 
 `cute.rank_merge` merges the results of all ranks; `cute.rank_mask` makes the mask by which a kernel
 sees a rank's tokens. Each takes the place of some fifteen to forty kernels of PyTorch.
+`cute.rank_exchange` is the merge and the gather ahead of it, through peer memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,12 +26,18 @@ from ..plan.config import KernelConfig
 from .base import current, refuse_capture
 
 ARCH, CAPABILITY = "sm_90a", (9, 0)
-#: what `cute.rank_merge` is written for: its build for each dtype of outs, and the most ranks
-MERGES = {
-    dtype: KernelConfig("cute/rank_merge", out_dtype=name)
-    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"))
-}
+#: what `cute.rank_merge` and `cute.rank_exchange` are written for: a build for each dtype of outs,
+#: and the most ranks
+MERGES, EXCHANGES = (
+    {
+        dtype: KernelConfig(kernel, out_dtype=name)
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"))
+    }
+    for kernel in ("cute/rank_merge", "cute/rank_exchange")
+)
 MOST_RANKS = 32
+#: a 4-byte word of peer memory that no rank has written, `cute.rank_exchange`'s
+EMPTY = 0x80008000 - 2**32
 #: natural logarithms to log2 units, and back
 NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
 MASK = KernelConfig("cute/rank_mask")
@@ -42,11 +50,11 @@ def can_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> bool:
         return False
     fits = outs.shape[-1] == LATENT_DIM and len(outs) <= MOST_RANKS and outs.numel() > 0
     packed = outs.is_contiguous() and lses.is_contiguous()
-    derived = any(_is_derived(given) for given in (outs, lses, sinks) if given is not None)
+    derived = any(is_derived(given) for given in (outs, lses, sinks) if given is not None)
     return fits and packed and not derived and _can_run(MERGES[outs.dtype], outs, 16)
 
 
-def _is_derived(tensor: Tensor) -> bool:
+def is_derived(tensor: Tensor) -> bool:
     """Whether autograd follows a tensor, backward or forward."""
     backward = tensor.requires_grad and torch.is_grad_enabled()
     return backward or forward_ad.unpack_dual(tensor).tangent is not None
@@ -73,6 +81,56 @@ def merged(
             *(BASE_2 if base2 else NATURAL),
         )
     return out, lse
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What `cute.rank_exchange` takes of a rank: where the memory of each rank begins, int64
+    [ranks]; the calls so far, int32 [2]; its own number, and the rows of a buffer."""
+
+    bases: Tensor
+    state: Tensor
+    rank: int
+    most_rows: int
+
+
+def peer_bytes(ranks: int, most_rows: int) -> int:
+    """Bytes of a rank's memory for calls of up to `most_rows` rows of all heads: two halves, in
+    each of which a row of a rank is an out of 16 bits and an lse."""
+    return 2 * ranks * most_rows * (2 * LATENT_DIM + 4)
+
+
+def can_exchange(device: torch.device) -> bool:
+    """Whether the kernels are here for a device."""
+    return device.type == "cuda" and all(_is_here(c, device) for c in EXCHANGES.values())
+
+
+def exchanged(
+    peers: Peers, out: Tensor, lse: Tensor, sinks: Tensor | None, *, base2: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`merged` of this rank's out [rows, heads, latent], bf16 or fp16 at a multiple of 16 bytes,
+    and lse fp32 [rows, heads], contiguous, with those of all others, which call it with as many
+    rows: up to `most_rows` of all heads, at least one.
+
+    Raises InvalidInput for the first use of the kernel in a CUDA graph's capture.
+    """
+    rows, heads, latent = out.shape
+    result, result_lse = torch.empty_like(out), torch.empty_like(lse)
+    with current(out.device):
+        _kernel(EXCHANGES[out.dtype], out.device, "peers")(
+            peers.bases,
+            out.view(rows * heads, latent),
+            lse.view(-1),
+            lse.view(-1) if sinks is None else sinks.contiguous(),
+            result.view(rows * heads, latent),
+            result_lse.view(-1),
+            peers.state,
+            peers.rank,
+            peers.most_rows,
+            0 if sinks is None else heads,
+            *(BASE_2 if base2 else NATURAL),
+        )
+    return result, result_lse
 
 
 def can_mask(args: DecodeArgs) -> bool:

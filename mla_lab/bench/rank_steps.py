@@ -2,9 +2,9 @@
 
 Each rank holds the tokens rank, rank + world, ... of each request. A step is our call with lse on
 them, an all-gather of lses and outs, and the merge in rank order, so that all ranks have the same
-bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, two forms of the
+bits. NCCL with a GPU a rank, gloo on a CPU. A row holds one device's whole call, the forms of the
 step (`_steps`), and its parts alone; each time is that of the slowest rank. The forms take turns in
-every round, so that a drift of the clocks meets both.
+every round, so that a drift of the clocks meets all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torch.multiprocessing.spawn import spawn
 
 from ..api import contract
 from ..api.context_parallel import Done, Gathering, gather_and_merge, shard_of, start_gather
-from ..core.errors import invalid
+from ..api.peer_memory import PeerMemory
+from ..core.errors import Unsupported, invalid
 from ..core.problem import Problem
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.tolerance import lse_error, rel_error
@@ -115,8 +116,9 @@ def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
         of_rank["device_id"] = device
     dist.init_process_group(backend, init_method=where, **of_rank)
     try:
+        peers = _peers(cases)
         for problem in cases.problems():
-            row = _case(problem, cases, rank, device)
+            row = _case(problem, cases, rank, device, peers)
             if rank == 0:
                 with Path(out).open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -124,24 +126,39 @@ def _rank(rank: int, cases: RankCases, where: str, out: str) -> None:
         dist.destroy_process_group()
 
 
-def _case(problem: Problem, cases: RankCases, rank: int, device: torch.device) -> dict[str, Any]:
+def _peers(cases: RankCases) -> PeerMemory | str:
+    """Memory for the greatest case, or why there is none."""
+    try:
+        return PeerMemory(max(cases.batches), cases.heads)
+    except Unsupported as error:
+        return str(error)
+
+
+def _case(
+    problem: Problem, cases: RankCases, rank: int, device: torch.device, peers: PeerMemory | str
+) -> dict[str, Any]:
     """One case: rank 0's whole call, then the steps of all ranks, compared and timed."""
     clock = Clock(device, cases.rounds, cases.graph)
     part, whole, alone_us = _prepare(problem, cases, rank, clock)
     dist.barrier()
     parts = _copies(part, device)
-    times, results = clock.medians_us(_steps(parts))
+    times, results = clock.medians_us(_steps(parts, peers))
     own = call(part)
     gathered = _waited(start_gather(*own))
     times["own_call_us"], _ = clock.median_us(lambda i: call(parts[i % len(parts)]))
     times["gather_us"], _ = clock.median_us(lambda i: _waited(start_gather(*own)))
     times["merge_us"], _ = clock.median_us(lambda i: gathered.merged())
+    if isinstance(peers, PeerMemory):
+        exchange = peers
+        times["exchange_us"], _ = clock.median_us(lambda i: gather_and_merge(*own, peers=exchange))
     times = _slowest(times, cases.world)
     single = sum(times[name] for name in ("own_call_us", "gather_us", "merge_us"))
     row: dict[str, Any] = {"kind": "ranks", "world": cases.world, "batch": len(problem.kv_lens)}
     row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "graph": cases.graph}
     row |= {"alone_us": alone_us, **times, "sum_of_parts_us": round(single, 2)}
-    row["same_bits"] = _same(results["in_order_us"], cases.world)
+    row["same_bits"] = all(_same(result, cases.world) for result in results.values())
+    if isinstance(peers, str):
+        row["no_peers"] = peers
     row["environment"] = environment(device)
     row["cards"] = _cards(device, cases.world)
     if whole is not None:
@@ -185,15 +202,21 @@ def _waited(gathering: Gathering) -> Gathering:
     return replace(gathering, works=(Done(), Done()))
 
 
-def _steps(parts: list[DecodeInputs]) -> dict[str, Callable[[int], Result]]:
-    """The forms of a step: `gather_and_merge` after the call; and, from two requests on, the second
-    half of the batch attended while the first half's results travel.
+def _steps(
+    parts: list[DecodeInputs], peers: PeerMemory | str
+) -> dict[str, Callable[[int], Result]]:
+    """The forms of a step: `gather_and_merge` after the call; the same through peer memory, where
+    there is any; and, from two requests on, the second half of the batch attended while the first
+    half's results travel.
     """
 
     def in_order(i: int) -> Result:
         return gather_and_merge(*call(parts[i % len(parts)]))
 
     forms: dict[str, Callable[[int], Result]] = {"in_order_us": in_order}
+    if isinstance(peers, PeerMemory):
+        memory = peers
+        forms["peers_us"] = lambda i: gather_and_merge(*call(parts[i % len(parts)]), peers=memory)
     if parts[0].problem.batch < 2:
         return forms
     cut = parts[0].problem.batch // 2

@@ -7,7 +7,9 @@ first ranks are loaded before the weights are computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -30,6 +32,11 @@ WARP = (1, 2, 4, 8, 16)
 #: of a rank with keys; finite in log2 units too
 LEAST_LSE = -1.0e38
 ELEMENTS = {"bf16": BFloat16, "fp16": Float16}
+
+
+def source_of(outs: cute.Tensor, row: Int64, rank: Any) -> Int64:
+    """The row of one rank in outs [ranks * rows, 512]; past the last rank that of the last one."""
+    return Int64(cutlass.min(rank, outs.shape[0] - 1)) * Int64(outs.shape[1]) + row
 
 
 def vector_of(tensor: cute.Tensor, row, lane, i: int) -> cute.Tensor:
@@ -56,9 +63,9 @@ def weight_of(own: Float32, sink: Float32, to_log2: Float32, from_log2: Float32)
 def load_parts(outs: cute.Tensor, parts: cute.Tensor, row: Int64, rank: Int32):
     """The lane's columns of a row from `BATCH` ranks, `rank` the first; past the last rank those of
     the last rank again, whose weight is 0 there."""
-    ranks, rows, lane = outs.shape[0], Int64(outs.shape[1]), cute.arch.lane_idx()
+    lane = cute.arch.lane_idx()
     for k in cutlass.range_constexpr(BATCH):
-        source = Int64(cutlass.min(rank + k, ranks - 1)) * rows + row
+        source = source_of(outs, row, rank + k)
         for i in cutlass.range_constexpr(VECTORS):
             cute.autovec_copy(vector_of(outs, source, lane, i), parts[None, i, k])
 
@@ -75,11 +82,10 @@ def add_parts(acc: cute.Tensor, parts: cute.Tensor, weight: Float32, rank: Int32
 
 
 @dataclass(frozen=True)
-class Operands:
-    """What `entry` names, in its order."""
+class Merge:
+    """What `merge_row` takes beside the row: outs [ranks, rows, 512], and `entry`'s others."""
 
     outs: cute.Tensor
-    lses: cute.Tensor
     sinks: cute.Tensor
     out: cute.Tensor
     lse: cute.Tensor
@@ -88,43 +94,56 @@ class Operands:
     from_log2: Float32
 
 
+@cute.jit
+def merge_row(
+    m: Merge, row: Int32, own: Float32, parts: cute.Tensor, load: cutlass.Constexpr[Callable]
+):
+    """out and lse of a row, by one warp. `own`: of lane r the lse of rank r, -inf past the last;
+    `parts`: what `load`, of `load_parts`'s arguments, leaves of the first ranks."""
+    lane, sink = cute.arch.lane_idx(), -Float32.inf
+    if m.heads > 0:
+        sink = m.sinks[row % m.heads] * Float32(LOG2E)
+    weight, merged = weight_of(own, sink, m.to_log2, m.from_log2)
+    if lane == 0:
+        m.lse[row] = merged
+    acc = cute.make_rmem_tensor((VECTOR, VECTORS), Float32)
+    acc.fill(0.0)
+    ranks = m.outs.shape[0]
+    for rank in cutlass.range(0, ranks, BATCH, unroll=1):
+        add_parts(acc, parts, weight, rank)
+        if rank + BATCH < ranks:
+            load(m.outs, parts, Int64(row), rank + BATCH)
+    for i in cutlass.range_constexpr(VECTORS):
+        result = cute.make_rmem_tensor(VECTOR, m.out.element_type)
+        for e in cutlass.range_constexpr(VECTOR):
+            result[e] = acc[e, i].to(m.out.element_type)
+        cute.autovec_copy(result, vector_of(m.out, Int64(row), lane, i))
+
+
+def parts_of(outs: cute.Tensor) -> cute.Tensor:
+    """Registers for `load_parts`."""
+    return cute.make_rmem_tensor((VECTOR, VECTORS, BATCH), outs.element_type)
+
+
 @cute.kernel
-def _merge(m: Operands):
-    outs, out = m.outs, m.out
+def _merge(m: Merge, lses: cute.Tensor):
     lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    row, (ranks, rows) = cute.arch.block_idx()[0] * WARPS + warp, m.lses.shape
+    row, (ranks, rows) = cute.arch.block_idx()[0] * WARPS + warp, lses.shape
     if row < rows:
-        parts = cute.make_rmem_tensor((VECTOR, VECTORS, BATCH), outs.element_type)
-        load_parts(outs, parts, Int64(row), Int32(0))
-        own, sink = -Float32.inf, -Float32.inf
+        parts = parts_of(m.outs)
+        load_parts(m.outs, parts, Int64(row), Int32(0))
+        own = -Float32.inf
         if lane < ranks:
-            own = m.lses[lane, row]
-        if m.heads > 0:
-            sink = m.sinks[row % m.heads] * Float32(LOG2E)
-        weight, merged = weight_of(own, sink, m.to_log2, m.from_log2)
-        if lane == 0:
-            m.lse[row] = merged
-        acc = cute.make_rmem_tensor((VECTOR, VECTORS), Float32)
-        acc.fill(0.0)
-        for rank in cutlass.range(0, ranks, BATCH, unroll=1):
-            add_parts(acc, parts, weight, rank)
-            if rank + BATCH < ranks:
-                load_parts(outs, parts, Int64(row), rank + BATCH)
-        for i in cutlass.range_constexpr(VECTORS):
-            result = cute.make_rmem_tensor(VECTOR, out.element_type)
-            for e in cutlass.range_constexpr(VECTOR):
-                result[e] = acc[e, i].to(out.element_type)
-            cute.autovec_copy(result, vector_of(out, Int64(row), lane, i))
+            own = lses[lane, row]
+        merge_row(m, row, own, parts, load_parts)
 
 
 @cute.jit
 def _launch(*operands) -> None:
     """Operands in the order of `entry`, the stream last."""
-    *given, stream = operands
-    m = Operands(*given)
-    rows = m.lses.shape[1]
-    _merge(m).launch(
-        grid=((rows + WARPS - 1) // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
+    outs, lses, *others, stream = operands
+    _merge(Merge(outs, *others), lses).launch(
+        grid=((lses.shape[1] + WARPS - 1) // WARPS, 1, 1), block=(32 * WARPS, 1, 1), stream=stream
     )
 
 
@@ -133,13 +152,14 @@ def entry(config: KernelConfig) -> CuteEntry:
     turn; lses [ranks, rows], sinks [heads] and lse [rows] in fp32; heads (0: no sinks, and `sinks`
     is not read); the factors of an lse to log2 units and back."""
     element, ranks, rows = ELEMENTS[config.out_dtype], cute.sym_int(), cute.sym_int()
-    outs, out = (_tensor(element, shape, 16) for shape in ((ranks, rows, COLUMNS), (rows, COLUMNS)))
-    lses, sinks, lse = (_tensor(Float32, s, 4) for s in ((ranks, rows), (cute.sym_int(),), (rows,)))
+    outs, out = (compact(element, shape, 16) for shape in ((ranks, rows, COLUMNS), (rows, COLUMNS)))
+    lses, sinks, lse = (compact(Float32, s, 4) for s in ((ranks, rows), (cute.sym_int(),), (rows,)))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     numbers = (Int32(0), Float32(1.0), Float32(1.0))
     return CuteEntry(_launch, (outs, lses, sinks, out, lse, *numbers, stream), "rank_merge")
 
 
-def _tensor(element, shape: tuple, align: int) -> cute.Tensor:
+def compact(element: Any, shape: tuple, align: int) -> cute.Tensor:
+    """A compact row-major tensor for `CuteEntry`."""
     order = tuple(reversed(range(len(shape))))
     return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=align)

@@ -46,6 +46,7 @@ class CuteKernel:
 KERNELS: dict[str, CuteKernel] = {
     "cute/empty": CuteKernel("empty", ("sm_90a", "sm_100a", "sm_120a")),
     "cute/found_tiles": CuteKernel("found_tiles", ("sm_90a",)),
+    "cute/rank_exchange": CuteKernel("rank_exchange", ("sm_90a",)),
     "cute/rank_mask": CuteKernel("rank_mask", ("sm_90a",)),
     "cute/rank_merge": CuteKernel("rank_merge", ("sm_90a",)),
     "cute/swap_ab_sm90": CuteKernel("swap_ab_sm90", ("sm_90a",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..core.errors import invalid_type
 from .host import DeviceTensor
-from .memory import GlobalMemory
+from .memory import BASE, GlobalMemory
 
 #: torch dtype -> (DLPack code, bits)
 DTYPES = {
@@ -24,6 +25,13 @@ DTYPES = {
     torch.uint8: (1, 8),
     torch.uint16: (1, 16),
 }
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """An argument of a call: where other tensors lie in device memory, int64 [tensors]."""
+
+    tensors: tuple[Tensor, ...]
 
 
 class Device:
@@ -42,8 +50,13 @@ class Device:
             if isinstance(arg, tuple):
                 placed.append(tuple(self.place(arg, [f"{name}[{k}]" for k in range(len(arg))])))
             else:
-                placed.append(self._put(arg, name) if isinstance(arg, Tensor) else arg)
+                given = self._addresses(arg, name) if isinstance(arg, Addresses) else arg
+                placed.append(self._put(given, name) if isinstance(given, Tensor) else given)
         return placed
+
+    def _addresses(self, given: Addresses, name: str) -> Tensor:
+        placed = [self._put(tensor, f"what {name} points to") for tensor in given.tensors]
+        return torch.tensor([BASE + tensor.offset for tensor in placed], dtype=torch.int64)
 
     def _put(self, tensor: Tensor, name: str) -> DeviceTensor:
         if tensor.dtype not in DTYPES:

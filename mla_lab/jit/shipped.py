@@ -226,10 +226,14 @@ PIECES: tuple[KernelConfig, ...] = tuple(
 )
 CUTE = (*CUTE, *PIECES)
 
-#: of decode context parallel: a rank's mask, and the merge of outs in each dtype
+#: of decode context parallel: a rank's mask; of outs in each dtype the merge, and with an exchange
 RANKS: tuple[KernelConfig, ...] = (
     KernelConfig("cute/rank_mask"),
-    *(KernelConfig("cute/rank_merge", out_dtype=dtype) for dtype in ("bf16", "fp16")),
+    *(
+        KernelConfig(kernel, out_dtype=dtype)
+        for kernel in ("cute/rank_merge", "cute/rank_exchange")
+        for dtype in ("bf16", "fp16")
+    ),
 )
 
 #: of the SM100 kernel, which ships no builds, a plain one of each format

@@ -43,20 +43,21 @@ def _layers_of(row: Row) -> str:
 
 def ranks_table(rows: Sequence[Row]) -> str:
     """A line for each case that was timed as CUDA graphs."""
-    parts = ("alone_us", "own_call_us", "gather_us", "merge_us", "sum_of_parts_us")
+    parts = ("alone_us", "own_call_us", "gather_us", "merge_us", "exchange_us")
+    steps = ("in_order_us", "peers_us", HALVES)
     lines = []
     for row in _graphs(rows):
-        times = [f"{row[name]:.1f}" for name in (*parts, "in_order_us")]
-        times.append(f"{row[HALVES]:.1f}" if HALVES in row else "")
+        times = (f"{row[name]:.1f}" if name in row else "" for name in (*parts, *steps))
         lines.append((row["world"], f"{row['kv_len']:,}", row["batch"], *times))
-    sizes = ("ranks:", "tokens:", "batch:")
-    calls = ("one GPU:", "own call:", "gather:", "merge:", "sum:")
-    steps = ("in order:", "batch in halves:")
-    return markdown_table((*sizes, *calls, *steps), lines)
+    names = (
+        "ranks:", "tokens:", "batch:", "one GPU:", "own call:", "NCCL's gather:", "merge:",
+        "both by peer memory:", "step by NCCL:", "step by peer memory:", "batch in halves:",
+    )  # fmt: skip
+    return markdown_table(names, lines)
 
 
 def ranks_note(rows: Sequence[Row]) -> str:
-    """What the ranks' cases say: where several GPUs win, and where the batch in halves does."""
+    """What the ranks' cases say: where several GPUs win, and what other forms save."""
     graphs = _graphs(rows)
     wins = []
     for kv_len in sorted({row["kv_len"] for row in graphs}):
@@ -64,18 +65,21 @@ def ranks_note(rows: Sequence[Row]) -> str:
         wins.append(f"{kv_len:,} tokens {f'from batch {min(faster)}' if faster else 'never'}")
     most = max(row["alone_us"] / _best(row) for row in graphs)
     said = [f"Faster than one GPU: {', '.join(wins)}; up to {most:.2f} times."]
-    saved = [row["in_order_us"] - row[HALVES] for row in graphs if HALVES in row]
-    said.append(
-        f"Saved against the step in order by the batch in halves: {_signed(min(saved))} to "
-        f"{_signed(max(saved))} us, more than 0 in {sum(us > 0 for us in saved)} of {len(saved)} "
-        "cases."
-    )
+    for name, form in (("peers_us", "peer memory"), (HALVES, "the batch in halves, by NCCL")):
+        saved = [row["in_order_us"] - row[name] for row in graphs if name in row]
+        if saved:
+            said.append(
+                f"Saved against NCCL's step by {form}: {_signed(min(saved))} to "
+                f"{_signed(max(saved))} us, more than 0 in {sum(us > 0 for us in saved)} of "
+                f"{len(saved)} cases."
+            )
     eager = [row for row in rows if row["kind"] == "ranks" and not row["graph"]]
     if eager:
         first = min(eager, key=lambda row: (row["kv_len"], row["batch"]))
+        by_peers = f", {first['peers_us']:.0f} by peer memory" if "peers_us" in first else ""
         said.append(
             f"Without a CUDA graph, launches by the host bound short steps: "
-            f"{first['in_order_us']:.0f} us in order at {first['kv_len']:,} tokens x "
+            f"{first['in_order_us']:.0f} us by NCCL{by_peers} at {first['kv_len']:,} tokens x "
             f"{first['batch']}."
         )
     return " ".join([*said, _where(rows)])
@@ -146,7 +150,7 @@ def _graphs(rows: Sequence[Row]) -> list[Row]:
 
 
 def _best(row: Row) -> float:
-    return min(row[name] for name in ("in_order_us", HALVES) if name in row)
+    return min(row[name] for name in ("in_order_us", "peers_us", HALVES) if name in row)
 
 
 def _signed(us: float) -> str:

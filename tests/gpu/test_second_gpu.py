@@ -75,7 +75,9 @@ def test_a_graph_replays() -> None:
     decode(**named)
     torch.cuda.synchronize(ELSEWHERE)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(ELSEWHERE), torch.cuda.graph(graph):
+    # torch's own stream for captures is one of the GPU of its first capture
+    stream = torch.cuda.Stream(ELSEWHERE)
+    with torch.cuda.device(ELSEWHERE), torch.cuda.graph(graph, stream=stream):
         out = decode(**named)
     out.zero_()
     graph.replay()

@@ -34,13 +34,19 @@ def run(args: argparse.Namespace) -> int:
     cases = RankCases(*sizes, heads=args.heads, rounds=args.rounds, graph=args.graph)
     with bar(f"{args.world} ranks", print) as shown:
         rows = measure(cases, args.record, shown.count)
-    print("  kv_len  batch  one, us  own call  gather  merge  in order  halves     error")
+    print(
+        "  kv_len  batch  one, us  own call  gather  merge  exchange  in order  by peers  halves"
+        "     error"
+    )
     for row in rows:
-        halves = f"{row['halves_us']:8.1f}" if "halves_us" in row else "       -"
+        exchange, peers, halves = (
+            f"{row[name]:{width}.1f}" if name in row else "-".rjust(width)
+            for name, width in (("exchange_us", 9), ("peers_us", 9), ("halves_us", 7))
+        )
         print(
             f"{row['kv_len']:8d} {row['batch']:6d} {row['alone_us']:8.1f} "
             f"{row['own_call_us']:9.1f} {row['gather_us']:7.1f} "
-            f"{row['merge_us']:6.1f} {row['in_order_us']:9.1f} "
+            f"{row['merge_us']:6.1f} {exchange} {row['in_order_us']:9.1f} {peers} "
             f"{halves} {row['out_error']:9.1e}"
         )
     return int(not all(row["ok"] for row in rows))

@@ -1,0 +1,129 @@
+"""Memory that the ranks of a group write to: decode context parallel's gather and merge in one
+kernel.
+
+    peers = PeerMemory(most_tokens=64, heads=128, group=group)    # once, by every rank
+    out, lse = gather_and_merge(out, lse, peers=peers)            # in every layer
+
+The memory is torch's symmetric memory (`torch.distributed._symmetric_memory`, of no public
+interface yet): of ranks whose cards reach each other's memory, as those of one host by NVLink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..backends import rank_kernels
+from ..core.dims import LATENT_DIM
+from ..core.errors import invalid, invalid_type, unsupported
+
+
+class PeerMemory:
+    """Room for the results of calls of up to `most_tokens` query tokens and `heads` heads.
+
+    Every rank of `group` (None: all) makes one, at the same place in its program: a collective. The
+    calls that take it run in one order on all ranks, on one stream of a rank at a time, each with
+    as many query tokens on all ranks. It holds 2 x ranks x most_tokens x heads x 1,028 bytes of the
+    current device: 17 MB for 32 tokens, 128 heads and 2 ranks.
+
+    Raises InvalidInput for sizes below 1, and Unsupported on all ranks where one of them has no
+    Hopper card, no build of the kernel, or no access to another's memory.
+    """
+
+    def __init__(
+        self, most_tokens: int, heads: int, *, group: dist.ProcessGroup | None = None
+    ) -> None:
+        for name, size in (("most_tokens", most_tokens), ("heads", heads)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise invalid_type(name, type(size).__name__, "int")
+            if size < 1:
+                raise invalid(name, size, "1 or more")
+        self.group: dist.ProcessGroup = group or dist.group.WORLD  # type: ignore[assignment]
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.most_rows = most_tokens * heads
+        # a rank that cannot go on must not leave the others waiting
+        self._all_can(self._check)
+        self._all_can(self._make)
+
+    def _check(self) -> None:
+        if self.ranks > rank_kernels.MOST_RANKS:
+            raise unsupported("group", f"{self.ranks} ranks", f"up to {rank_kernels.MOST_RANKS}")
+        if not torch.cuda.is_available():
+            raise unsupported("group", "no GPU", "Hopper cards")
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        if not rank_kernels.can_exchange(self.device):
+            raise unsupported("group", "a card or builds without the kernel", "Hopper cards")
+
+    def _make(self) -> None:
+        # late: it is slow to import
+        from torch.distributed import _symmetric_memory as symmetric
+
+        size = rank_kernels.peer_bytes(self.ranks, self.most_rows)
+        self._memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        # holds what of the others is mapped here
+        self._handle: Any = symmetric.rendezvous(self._memory, self.group)
+        self._memory.view(torch.int32).fill_(rank_kernels.EMPTY)
+        every = [self._handle.get_buffer(r, (size,), torch.uint8) for r in range(self.ranks)]
+        # where a tensor lies within what is mapped is the same on all ranks
+        within = self._memory.data_ptr() - every[self.rank].data_ptr()
+        bases = [part.data_ptr() + within for part in every]
+        self._peers = rank_kernels.Peers(
+            torch.tensor(bases, dtype=torch.int64, device=self.device),
+            torch.zeros(2, dtype=torch.int32, device=self.device),
+            self.rank,
+            self.most_rows,
+        )
+        # empty before anyone writes: the collective that follows is behind it
+        torch.cuda.synchronize(self.device)
+
+    def _all_can(self, step: Callable[[], None]) -> None:
+        """Run a step on all ranks; raises on all of them what one of them has met."""
+        error = ""
+        try:
+            step()
+        except Exception as caught:
+            error = f"rank {self.rank}: {caught}"
+        errors: list[Any] = [None] * self.ranks
+        dist.all_gather_object(errors, error, group=self.group)
+        found = [text for text in errors if text]
+        if found:
+            raise unsupported("peers", found[0], "ranks that reach each other's memory, on Hopper")
+
+    def merged(
+        self, out: Tensor, lse: Tensor, sinks: Tensor | None, *, base2: bool
+    ) -> tuple[Tensor, Tensor]:
+        """out and lse over all ranks, of this rank's, whose shapes and dtypes have been checked."""
+        self._check_call(out, lse, sinks)
+        flat = (-1, *out.shape[-2:])
+        if out.numel() == 0:
+            return out.clone(), lse.clone()
+        packed = out.contiguous()
+        packed = packed.clone() if packed.data_ptr() % 16 else packed
+        result = rank_kernels.exchanged(
+            self._peers,
+            packed.view(flat),
+            lse.contiguous().view(-1, out.shape[-2]),
+            sinks,
+            base2=base2,
+        )
+        return result[0].view(out.shape), result[1].view(lse.shape)
+
+    def _check_call(self, out: Tensor, lse: Tensor, sinks: Tensor | None) -> None:
+        if torch.compiler.is_compiling():
+            raise unsupported("peers", "a call inside torch.compile", "eager calls, CUDA graphs")
+        if out.device != self.device:
+            raise invalid("out", f"device {out.device}", f"that of peers, {self.device}")
+        if out.dtype not in rank_kernels.EXCHANGES or lse.dtype is not torch.float32:
+            got = f"out {out.dtype}, lse {lse.dtype}"
+            raise unsupported("peers", got, "out in bf16 or fp16, lse in fp32")
+        if out.shape[-1] != LATENT_DIM:
+            raise unsupported("peers", f"a latent of {out.shape[-1]}", LATENT_DIM)
+        if lse.numel() > self.most_rows:
+            got = f"{lse.numel()} query tokens x heads"
+            raise invalid("out", got, f"up to {self.most_rows}, those of peers")
+        if any(rank_kernels.is_derived(given) for given in (out, lse, sinks) if given is not None):
+            raise unsupported("peers", "a tensor that autograd follows", "tensors without")

@@ -161,24 +161,35 @@ def take_lse(address: Int64, word: Int32):
     return bits_float(word)
 
 
+def missing(words: cute.Tensor) -> Any:
+    """Whether one of the lane's words has not come."""
+    found = words[0] == EMPTY
+    for e in range(1, cute.size(words)):
+        found = found | (words[e] == EMPTY)
+    return found
+
+
 @cute.jit
 def take_parts(outs: cute.Tensor, parts: cute.Tensor, row: Int64, rank: Int32):
-    """`load_parts`, once the rows are there."""
-    lane, words = cute.arch.lane_idx(), cute.recast_tensor(parts, Int32)
-    missing = True
-    while missing:
-        missing = False
+    """`load_parts`, once the rows are there. What is past the last rank stays as it is: zeros, or
+    what an earlier rank sent."""
+    lane, ranks, words = cute.arch.lane_idx(), outs.shape[0], cute.recast_tensor(parts, Int32)
+    polls = True
+    while polls:
         for k in cutlass.range_constexpr(BATCH):
+            if rank + k < ranks:
+                source = source_of(outs, row, rank + k)
+                for i in cutlass.range_constexpr(VECTORS):
+                    got = load_vector(vector_of(outs, source, lane, i).iterator)
+                    for e in cutlass.range_constexpr(WORDS):
+                        words[e, i, k] = got[e]
+        polls = missing(words)
+    empty = [Int32(EMPTY)] * WORDS
+    for k in cutlass.range_constexpr(BATCH):
+        if rank + k < ranks:
             source = source_of(outs, row, rank + k)
             for i in cutlass.range_constexpr(VECTORS):
-                got = load_vector(vector_of(outs, source, lane, i).iterator)
-                for e in cutlass.range_constexpr(WORDS):
-                    words[e, i, k] = got[e]
-                    missing = missing | (got[e] == EMPTY)
-    for k in cutlass.range_constexpr(BATCH):
-        source = source_of(outs, row, rank + k)
-        for i in cutlass.range_constexpr(VECTORS):
-            store_vector(vector_of(outs, source, lane, i).iterator, [Int32(EMPTY)] * WORDS)
+                store_vector(vector_of(outs, source, lane, i).iterator, empty)
 
 
 @cute.jit
@@ -191,6 +202,7 @@ def take_row(half: Half, merge: Merge, row: Int32):
         # beside the first look at the outs
         word = load_word(address)
     parts = parts_of(merge.outs)
+    parts.fill(0.0)
     take_parts(merge.outs, parts, Int64(row), Int32(0))
     lse = take_lse(address, word)
     cute.arch.sync_warp()

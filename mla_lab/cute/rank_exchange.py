@@ -230,8 +230,6 @@ def _exchange(x: Exchange, m: Merge):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     first, rows = cute.arch.block_idx()[0] * WARPS + warp, x.own_lse.shape[0]
     warps = cute.arch.grid_dim()[0] * WARPS
-    # launched ahead of the end of the call whose results are sent
-    cute.arch.griddepcontrol_wait()
     epoch = load_relaxed(x.state.iterator) + 1
     half = Half(x, epoch & 1)
     for row in cutlass.range(first, rows, warps, unroll=1):
@@ -252,7 +250,7 @@ def _launch(*operands) -> None:
     _exchange(
         Exchange(bases, own_out, own_lse, state, rank, most_rows),
         Merge(own_out, sinks, out, lse, heads, to_log2, from_log2),
-    ).launch(grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, use_pdl=True)
+    ).launch(grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream)
 
 
 def entry(config: KernelConfig) -> CuteEntry:

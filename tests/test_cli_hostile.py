@@ -78,6 +78,7 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("emulate --recorded --seed 3", "--recorded with --seed 3 and --schedule fair"),
         ("emulate --kernel cute/found_tiles", "--kernel: got cute/found_tiles"),
         ("emulate --kernel cute/rank_merge", "--kernel: got cute/rank_merge"),
+        ("emulate --kernel cute/rank_exchange", "--kernel: got cute/rank_exchange"),
         ("emulate --kernel cute/keep_ab_sm90 --kv-len 99999999999", "emulate: got a call of"),
         ("emulate --kernel cute/keep_ab_sm90 --kv-len 3,4 --batch 1", "--kv-len: got 2 lengths"),
         ("decode --batch 1 --kv-len 100 --calls 1 --page-size 2147483647", "decode: got a call of"),

@@ -99,11 +99,6 @@ class Config(SharedConfig):
         return bool(self.skip or self.pieces or self.tree) or self.cluster == 2
 
     @property
-    def record_ahead(self) -> bool:
-        """`find_plan` leaves the record of the first work tile; otherwise the producer does."""
-        return True
-
-    @property
     def warms_code(self) -> bool:
         """The QK-softmax warp group runs the merge's code ahead of the PV warp groups, which have
         no more registers than it by then (see `keep_ab_cooperative`). With draft masks the softmax

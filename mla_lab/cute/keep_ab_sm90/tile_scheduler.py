@@ -17,18 +17,18 @@ from .params import Config, Shared
 
 @cute.jit
 def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32, rank: Int32):
-    """Leave this CTA's tiles in shared memory for `load_plan`, by one warp, and with
-    `record_ahead` the record of the first one.
+    """Leave this CTA's tiles in shared memory for `load_plan`, by one warp, and with 16 bits the
+    record of the first one.
 
     What the record needs is loaded beside the lengths that the tiles are checked against, for the
     tile that the CTA began with last: one latency less in all layers of a step but the first."""
     b = batch_of(cfg, g)
     likely = Int32(0)
-    if const_expr(cfg.record_ahead):
+    if const_expr(not cfg.fp8):
         likely = likely_words(g.tiles, g.schedule, cta)
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_wait()
-    if const_expr(not cfg.record_ahead):
+    if const_expr(cfg.fp8):
         words = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster)
         plan_words(cfg, s)[cute.arch.lane_idx()] = words
     else:

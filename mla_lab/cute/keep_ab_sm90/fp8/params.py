@@ -82,12 +82,6 @@ class Fp8Config(Config):
         return True
 
     @property
-    def record_ahead(self) -> bool:
-        """Not over 656 bytes: there 64 requests of 8,192 tokens and 128 heads took 2 % longer
-        (H200, 2026-11-29, `data/notes/kernel_attempts.jsonl`)."""
-        return not self.kv_656
-
-    @property
     def warms_code(self) -> bool:
         """As with 16 bits, where the QK-softmax warp group has registers enough for the merge."""
         return super().warms_code and (not self.query_hi_lo or self.kv_656)

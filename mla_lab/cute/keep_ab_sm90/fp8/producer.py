@@ -15,7 +15,6 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import fresh_thread
-from ...common.self_schedule import Plan
 from ...rows_on_m.params import BLOCK, BOXES, FIRST_PAGE, RECORDS, Cta, Work
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import first_pages, read_work, record
@@ -122,17 +121,6 @@ def load_tile(cta: Cta, block, stage, pages):
 
 
 @cute.jit
-def write_record(cta: Cta, plan: Plan, index: Int32):
-    """The record of a work tile, unless `find_plan` has left it."""
-    cfg = cta.cfg
-    if const_expr(cfg.record_ahead):
-        if index > plan.first:
-            record(cfg, cta.g, cta.s, plan, index, cta.rank)
-    else:
-        record(cfg, cta.g, cta.s, plan, index, cta.rank)
-
-
-@cute.jit
 def producer(cta: Cta):
     """Per work tile: its record, Q, then KV tiles as stages are released; by one warp.
 
@@ -151,10 +139,10 @@ def producer(cta: Cta):
         else:
             s.q_pipe.empty.wait(0, ((index - plan.first) & 1) ^ 1)
         words = plan
-        if const_expr((cfg.cluster == 2 or cfg.page_size < BLOCK) and not cfg.query_hi_lo):
+        if const_expr(cfg.cluster == 2 and not cfg.query_hi_lo):
             # held through the loop, the plan's words would take a register too many
             words = load_plan(cfg, s, fresh_thread() & 31)
-        write_record(cta, words, index)
+        record(cfg, g, s, words, index, cta.rank)
         work = read_work(g, s, index)
         if const_expr(cfg.query_hi_lo):
             state = load_query_through_ring(cta, work, state)

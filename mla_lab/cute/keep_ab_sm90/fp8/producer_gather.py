@@ -35,11 +35,11 @@ from ...common.barriers import NamedBarrier
 from ...common.kv_656 import ROPE_BEGIN, SCALES_BEGIN
 from ...common.pipeline import PipelineState
 from ...rows_on_m.params import BLOCK, Cta
-from ...rows_on_m.work_records import read_work
+from ...rows_on_m.work_records import read_work, record
 from ..params import BOX, ROPE_BOX
 from ..token_fetch import copy16, load_entry, token_offset
 from .params import GATHER_WARPS, Q_STAGES, ROPE
-from .producer import load_query, load_query_through_ring, write_record
+from .producer import load_query, load_query_through_ring
 
 #: a record is written, by the first of the two warps
 RECORD_BARRIER = NamedBarrier(3, 64)
@@ -105,7 +105,7 @@ def begin_work_tile(cta: Cta, index: Int32, state: PipelineState, half: Int32):
             s.kv_pipe.producer_acquire(state)
         else:
             s.q_pipe.empty.wait(0, (number & 1) ^ 1)
-        write_record(cta, cta.plan, index)
+        record(cfg, g, s, cta.plan, index, cta.rank)
         if const_expr(cfg.query_hi_lo):
             load_query_through_ring(cta, read_work(g, s, index), state)
         else:

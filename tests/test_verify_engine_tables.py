@@ -20,13 +20,19 @@ def test_ranks_are_judged_by_their_best_form() -> None:
     rows = [
         ranks_row(1, 10.0, 20.0),
         ranks_row(2, 30.0, 20.0, halves_us=50.0),
-        ranks_row(1, 10.0, 400.0, graph=False),
+        ranks_row(4, 60.0, 40.0, halves_us=50.0, peers_us=30.0, exchange_us=5.0),
+        ranks_row(1, 10.0, 400.0, graph=False, peers_us=90.0),
     ]
     said = engine_tables.ranks_note(rows)
-    assert "4,096 tokens from batch 2; up to 1.50 times" in said
-    assert "by the batch in halves: −30 to −30 us, more than 0 in 0 of 1" in said
-    assert "400 us in order at 4,096 tokens x 1" in said and "H200, torch 2" in said
-    assert engine_tables.ranks_table(rows).count("\n") == 3, "graphs alone"
+    assert "4,096 tokens from batch 2; up to 2.00 times" in said
+    assert "by peer memory: +10 to +10 us, more than 0 in 1 of 1" in said
+    assert "by the batch in halves, by NCCL: −30 to −10 us, more than 0 in 0 of 2" in said
+    assert "400 us by NCCL, 90 by peer memory at 4,096 tokens x 1" in said
+    assert "H200, torch 2" in said
+    lines = engine_tables.ranks_table(rows).splitlines()
+    assert len(lines) == 5, "graphs alone"
+    assert lines[2].endswith("| 1.0 |  | 20.0 |  |  |")
+    assert lines[4].endswith("| 5.0 | 40.0 | 30.0 | 50.0 |")
 
 
 def test_both_merges_stand_in_a_line_for_each_batch() -> None:

@@ -25,8 +25,9 @@ from mla_lab.emulate.device import Addresses
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 EMPTY = rank_kernels.EMPTY
-TOKENS, HEADS, MOST_TOKENS = 3, 2, 4
+TOKENS, HEADS, MOST_TOKENS = 3, 2, 3
 ROWS, MOST_ROWS = TOKENS * HEADS, MOST_TOKENS * HEADS
+BUFFER_ROWS = rank_kernels.buffer_rows(MOST_ROWS)
 #: an fp32 number with the bits of an empty word
 LIKE_EMPTY = torch.tensor(EMPTY, dtype=torch.int32).view(torch.float32)
 
@@ -35,7 +36,7 @@ class Ranks:
     """The memory of all ranks, and rank `rank`'s `PeerMemory` over it."""
 
     def __init__(self, world: int, rank: int) -> None:
-        words = rank_kernels.peer_bytes(world, MOST_ROWS) // 4
+        words = rank_kernels.peer_bytes(world, BUFFER_ROWS) // 4
         self.memory = [torch.full((words,), EMPTY, dtype=torch.int32) for _ in range(world)]
         self.state = torch.zeros(2, dtype=torch.int32)
         self.rank = rank
@@ -44,14 +45,14 @@ class Ranks:
         self.peers.group, self.peers.device = of_all, torch.device("cpu")
         self.peers.most_rows = MOST_ROWS
         bases: Any = Addresses(tuple(self.memory))
-        self.peers._peers = rank_kernels.Peers(bases, self.state, rank, MOST_ROWS)
+        self.peers._peers = rank_kernels.Peers(bases, self.state, rank, BUFFER_ROWS)
 
     def half(self, owner: int, epoch: int) -> tuple[Tensor, Tensor]:
         """outs [ranks, rows, words] and lses [ranks, rows] of an epoch in a rank's memory, bits."""
         world = len(self.memory)
         words = self.memory[owner].view(2, -1)[epoch % 2]
-        outs, lses = words.split([world * MOST_ROWS * LATENT_DIM // 2, world * MOST_ROWS])
-        return outs.view(world, MOST_ROWS, -1), lses.view(world, -1)
+        outs, lses = words.split([world * BUFFER_ROWS * LATENT_DIM // 2, world * BUFFER_ROWS])
+        return outs.view(world, BUFFER_ROWS, -1), lses.view(world, -1)
 
     def receive(self, outs: Tensor, lses: Tensor, epoch: int) -> None:
         """What the other ranks send for a call: results [ranks, tokens, heads, ..] of all."""
@@ -143,13 +144,26 @@ def test_the_kernel_has_the_same_empty_word() -> None:
 
     assert rank_exchange.EMPTY == EMPTY
     row = LATENT_DIM * rank_exchange.ELEMENT_BYTES + rank_exchange.LSE_BYTES
-    assert rank_kernels.peer_bytes(3, 5) == 2 * 3 * 5 * row
+    assert rank_kernels.peer_bytes(3, 8) == 2 * 3 * 8 * row
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_halves_begin_where_a_vector_may(ranks: int) -> None:
+    for most_rows in range(1, 40):
+        rows = rank_kernels.buffer_rows(most_rows)
+        assert most_rows <= rows < most_rows + 4
+        assert rank_kernels.peer_bytes(ranks, rows) // 2 % 16 == 0
 
 
 @pytest.mark.parametrize(
     ("out", "lse", "error", "message"),
     [
-        ((5, 2, 512), (5, 2), InvalidInput, "out: got 10 query tokens x heads"),
+        (
+            (5, 2, 512),
+            (5, 2),
+            InvalidInput,
+            "out: got 10 query tokens x heads; supported: up to 6,",
+        ),
         ((2, 2, 256), (2, 2), Unsupported, "peers: got a latent of 256"),
     ],
 )

@@ -62,7 +62,8 @@ class PeerMemory:
         # late: it is slow to import
         from torch.distributed import _symmetric_memory as symmetric
 
-        size = rank_kernels.peer_bytes(self.ranks, self.most_rows)
+        rows = rank_kernels.buffer_rows(self.most_rows)
+        size = rank_kernels.peer_bytes(self.ranks, rows)
         self._memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
         # holds what of the others is mapped here
         self._handle: Any = symmetric.rendezvous(self._memory, self.group)
@@ -75,7 +76,7 @@ class PeerMemory:
             torch.tensor(bases, dtype=torch.int64, device=self.device),
             torch.zeros(2, dtype=torch.int32, device=self.device),
             self.rank,
-            self.most_rows,
+            rows,
         )
         # empty before anyone writes: the collective that follows is behind it
         torch.cuda.synchronize(self.device)

@@ -86,18 +86,25 @@ def merged(
 @dataclass(frozen=True)
 class Peers:
     """What `cute.rank_exchange` takes of a rank: where the memory of each rank begins, int64
-    [ranks]; the calls so far, int32 [2]; its own number, and the rows of a buffer."""
+    [ranks]; the calls so far, int32 [2]; its own number, and the rows of a buffer
+    (`buffer_rows`)."""
 
     bases: Tensor
     state: Tensor
     rank: int
-    most_rows: int
+    rows: int
 
 
-def peer_bytes(ranks: int, most_rows: int) -> int:
-    """Bytes of a rank's memory for calls of up to `most_rows` rows of all heads: two halves, in
-    each of which a row of a rank is an out of 16 bits and an lse."""
-    return 2 * ranks * most_rows * (2 * LATENT_DIM + 4)
+def buffer_rows(most_rows: int) -> int:
+    """Rows of a buffer of peer memory for calls of up to `most_rows`: a multiple of 4, so that the
+    second half of a rank's memory begins at a multiple of 16 bytes."""
+    return -(-most_rows // 4) * 4
+
+
+def peer_bytes(ranks: int, rows: int) -> int:
+    """Bytes of a rank's memory with buffers of `rows`: two halves, in each of which a row of a rank
+    is an out of 16 bits and an lse."""
+    return 2 * ranks * rows * (2 * LATENT_DIM + 4)
 
 
 def can_exchange(device: torch.device) -> bool:
@@ -110,7 +117,7 @@ def exchanged(
 ) -> tuple[Tensor, Tensor]:
     """`merged` of this rank's out [rows, heads, latent], bf16 or fp16 at a multiple of 16 bytes,
     and lse fp32 [rows, heads], contiguous, with those of all others, which call it with as many
-    rows: up to `most_rows` of all heads, at least one.
+    rows: of all heads as many as a buffer holds, at least one.
 
     Raises InvalidInput for the first use of the kernel in a CUDA graph's capture.
     """
@@ -126,7 +133,7 @@ def exchanged(
             result_lse.view(-1),
             peers.state,
             peers.rank,
-            peers.most_rows,
+            peers.rows,
             0 if sinks is None else heads,
             *(BASE_2 if base2 else NATURAL),
         )

@@ -4,8 +4,8 @@ Each rank of a group has memory that all others can write to. A rank writes its 
 buffer in the memory of every rank, itself included, and merges a row as soon as all buffers of its
 memory hold it: one way over NVLink, where a collective and a merge behind it are two kernels.
 
-    memory of a rank, two halves of     outs [ranks, most rows, 512] of 16 bits
-                                        lses [ranks, most rows] of fp32
+    memory of a rank, two halves of     outs [ranks, buffer rows, 512] of 16 bits
+                                        lses [ranks, buffer rows] of fp32
 
 Each word of 4 bytes tells by itself that it is there, as in NCCL's LL protocol its flag does: a
 word that is not holds `EMPTY`, which no rank sends, two zeros of 16 bits with a minus sign, for
@@ -67,7 +67,7 @@ class Exchange:
     own_lse: cute.Tensor  # fp32 [rows]
     state: cute.Tensor  # int32: calls so far, CTAs of this one that are done
     rank: Int32
-    most_rows: Int32
+    buffer_rows: Int32  # a multiple of 4: halves begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Half:
     odd: Int32
 
     def outs(self, owner: Any) -> cute.Tensor:
-        """The outs of all ranks in the memory of rank `owner`: [ranks, most rows, 512]."""
-        ranks, rows = self.x.bases.shape[0], self.x.most_rows
+        """The outs of all ranks in the memory of rank `owner`: [ranks, buffer rows, 512]."""
+        ranks, rows = self.x.bases.shape[0], self.x.buffer_rows
         begin, element = self._begin(owner), self.x.own_out.element_type
         return cute.make_tensor(
             cute.make_ptr(element, begin, cute.AddressSpace.gmem, assumed_align=16),
@@ -88,7 +88,7 @@ class Half:
 
     def lse(self, owner: Any, rank: Any, row: Any) -> Int64:
         """Address of the lse of a row of rank `rank` in the memory of rank `owner`."""
-        at = Int64(rank) * self.x.most_rows + row
+        at = Int64(rank) * self.x.buffer_rows + row
         return self._begin(owner) + self._rows() * (COLUMNS * ELEMENT_BYTES) + at * LSE_BYTES
 
     def _begin(self, owner: Any) -> Int64:
@@ -96,7 +96,7 @@ class Half:
         return self.x.bases[owner] + Int64(self.odd) * (self._rows() * row)
 
     def _rows(self) -> Int64:
-        return Int64(self.x.bases.shape[0]) * self.x.most_rows
+        return Int64(self.x.bases.shape[0]) * self.x.buffer_rows
 
 
 def store_word(address: Int64, word: Int32) -> None:
@@ -136,7 +136,7 @@ def sent(word: Int32) -> Int32:
 def send_row(half: Half, row: Int32):
     """A row to this rank's buffer in the memory of each rank."""
     x, lane = half.x, cute.arch.lane_idx()
-    to = Int64(x.rank) * x.most_rows + row
+    to = Int64(x.rank) * x.buffer_rows + row
     values = [cute.make_rmem_tensor(8, x.own_out.element_type) for _ in range(VECTORS)]
     for i in cutlass.range_constexpr(VECTORS):
         cute.autovec_copy(vector_of(x.own_out, Int64(row), lane, i), values[i])
@@ -245,10 +245,10 @@ def _exchange(x: Exchange, m: Merge):
 def _launch(*operands) -> None:
     """Operands in the order of `entry`, the stream last."""
     bases, own_out, own_lse, sinks, out, lse, state, *numbers, stream = operands
-    rank, most_rows, heads, to_log2, from_log2 = numbers
+    rank, buffer_rows, heads, to_log2, from_log2 = numbers
     ctas = cutlass.min((own_lse.shape[0] + WARPS - 1) // WARPS, CTAS_PER_SM * SMS)
     _exchange(
-        Exchange(bases, own_out, own_lse, state, rank, most_rows),
+        Exchange(bases, own_out, own_lse, state, rank, buffer_rows),
         Merge(own_out, sinks, out, lse, heads, to_log2, from_log2),
     ).launch(grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream)
 
@@ -256,8 +256,8 @@ def _launch(*operands) -> None:
 def entry(config: KernelConfig) -> CuteEntry:
     """Arguments: bases int64 [ranks]; this rank's out [rows, 512] in `out_dtype` and lse [rows]
     fp32, rows of all heads in turn; sinks [heads]; the merged out and lse; state int32 [2], zeros
-    before the first call; this rank, the rows of a buffer; heads (0: no sinks, and `sinks` is not
-    read); the factors of an lse to log2 units and back."""
+    before the first call; this rank, the rows of a buffer, a multiple of 4; heads (0: no sinks, and
+    `sinks` is not read); the factors of an lse to log2 units and back."""
     element, rows = ELEMENTS[config.out_dtype], cute.sym_int()
     out, lse = compact(element, (rows, COLUMNS), 16), compact(Float32, (rows,), 4)
     bases, sinks = compact(Int64, (cute.sym_int(),), 8), compact(Float32, (cute.sym_int(),), 4)

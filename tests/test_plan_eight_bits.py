@@ -133,8 +133,8 @@ def tile_of(launch: Launch) -> tuple[int, int, str]:
 
 def test_predictions_follow_what_was_recorded() -> None:
     """Whole calls with a host plan of the other record. Where the kernel and tile of then is still
-    the choice, the prediction is 0.88 to 1.15 of the time (kernels become quicker), off by 6 % in
-    the median; elsewhere the choice went to what is quicker.
+    the choice, the prediction is 0.88 to 1.2 of the time (kernels become quicker, and one card is
+    quicker than another), off by 6 % in the median; elsewhere the choice went to what is quicker.
     """
     off = []
     for row in results(rows_of("records/h200_eight_bits.jsonl"), "ok"):
@@ -147,7 +147,7 @@ def test_predictions_follow_what_was_recorded() -> None:
         kernel = choice.config.kernel.replace("/", "_")
         if notes["kernel"].startswith(kernel) and notes["tile_rows"] == choice.config.tile_rows:
             off.append(abs(ratio - 1))
-            assert 0.88 < ratio < 1.15, (row["case"], ratio)
+            assert 0.88 < ratio < 1.2, (row["case"], ratio)
         else:
             assert ratio < 1.02, (row["case"], ratio)
     assert len(off) >= 12 and sorted(off)[len(off) // 2] < 0.06

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def _case(
         times["exchange_us"], _ = clock.median_us(lambda i: gather_and_merge(*own, peers=exchange))
     times = _slowest(times, cases.world)
     single = sum(times[name] for name in ("own_call_us", "gather_us", "merge_us"))
-    row: dict[str, Any] = {"kind": "ranks", "world": cases.world, "batch": len(problem.kv_lens)}
+    row: dict[str, Any] = {"kind": "ranks", "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    row |= {"world": cases.world, "batch": len(problem.kv_lens)}
     row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "graph": cases.graph}
     row |= {"alone_us": alone_us, **times, "sum_of_parts_us": round(single, 2)}
     row["same_bits"] = all(_same(result, cases.world) for result in results.values())

@@ -42,6 +42,7 @@ _MODULES = {
     "explorers.pair": "PairExplorer",
     "explorers.pipeline": "PipelineExplorer",
     "explorers.plan": "PlanExplorer",
+    "explorers.ranks": "RanksExplorer WordsExplorer",
     "explorers.record": "RecordExplorer simulator_errors",
     "explorers.rounding": "RoundingExplorer rounding_lines spread_chart",
     "explorers.split": "SplitExplorer share_chart",

@@ -44,6 +44,7 @@ NOTEBOOKS = (
     Entry("33", "batch_invariance", "Batch invariance", "find what changed your bits, fix it", 7),
     Entry("34", "tune_for_your_trace", "Tune for your trace", "choose format, drafts, policy", 10),
     Entry("35", "draft_masks", "Draft masks", "pack a token tree into words", 10),
+    Entry("36", "several_cards", "Several cards", "say when a second card pays", 10),
     Entry("40", "eight_bits", "FP8 KV", "judge scales and roundings of eight bits", 15),
     Entry("51", "kernel_xray", "Kernel x-ray", "read registers and SASS, no GPU", 12),
     Entry("53", "the_ladder", "The ladder", "go from naive to fast, step by step", 15),

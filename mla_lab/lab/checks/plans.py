@@ -143,6 +143,22 @@ def _yield(attempt: Attempt) -> str:
     return "Each further draft yields less than the one before it, and costs as much or more."
 
 
+def _visible(attempt: Attempt) -> str:
+    for world in (1, 2, 5):
+        for rank in range(world):
+            for position in (0, 1, 4, 9, 4095):
+                mine = number(attempt(position, rank, world), "The number of tokens")
+                right = len(range(rank, position + 1, world))
+                case = f"position {position}, rank {rank} of {world}: {mine:g} "
+                need(mine >= 0, case + "is below 0: a rank past the position has no token yet")
+                need(
+                    mine <= right,
+                    case + f"are too many; the rank's tokens are {rank}, {rank + world}, ...",
+                )
+                need(mine == right, case + "are too few: a token sees itself, too")
+    return "On every rank, and over all ranks they add up to position + 1."
+
+
 CHECKS: dict[str, Check] = {
     "30.1": _waves,
     "31.1": _fa3,
@@ -150,4 +166,5 @@ CHECKS: dict[str, Check] = {
     "33.1": _invariant,
     "34.1": _yield,
     "35.1": _accepted,
+    "36.1": _visible,
 }

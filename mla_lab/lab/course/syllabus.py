@@ -96,12 +96,13 @@ SESSIONS = (
     Session(
         4,
         "Serving: drafts, formats, the same bits",
-        ("33", "35", "40", "70", "34"),
+        ("33", "35", "36", "40", "70", "34"),
         (1, 3),
         "Splits and their merge (session 3).",
         (
             "say which batch changed the bits of a request, and prevent it",
             "pack a draft tree into a mask, and see drafts accepted by a model",
+            "divide a cache among cards, and say when that pays",
             "weigh cache formats and draft lengths for a day of traffic",
         ),
     ),

@@ -68,7 +68,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("35.1", lambda parent, good: 3, "list of token numbers"),
     ("36.1", lambda position, rank, world: position // world, "too few"),
     ("36.1", lambda position, rank, world: position // world + 1, "too many"),
-    ("36.1", lambda position, rank, world: (position - 2 * rank) // world + 1, "below 0"),
+    ("36.1", lambda position, rank, world: int((position - rank) / world) + 1, "too many"),
     ("40.1", lambda x: (x, 0 * x), "e4m3 can hold"),
     ("40.1", lambda x: (e4m3(x), e4m3(x - e4m3(x))), "in units of a sixteenth"),
     ("40.2", lambda: (0x6240, 0x7351), "lowest digit names the first"),

@@ -150,7 +150,6 @@ def _visible(attempt: Attempt) -> str:
                 mine = number(attempt(position, rank, world), "The number of tokens")
                 right = len(range(rank, position + 1, world))
                 case = f"position {position}, rank {rank} of {world}: {mine:g} "
-                need(mine >= 0, case + "is below 0: a rank past the position has no token yet")
                 need(
                     mine <= right,
                     case + f"are too many; the rank's tokens are {rank}, {rank + world}, ...",

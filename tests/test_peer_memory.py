@@ -202,6 +202,7 @@ def test_no_rows_are_no_call() -> None:
         ((0, 2), InvalidInput, "most_tokens: got 0"),
         ((4, True), InvalidType, "heads: got bool"),
         ((4.0, 2), InvalidType, "most_tokens: got float"),
+        ((4, 2), InvalidInput, "group: got no process group"),
     ],
 )
 def test_sizes(sizes: tuple[Any, Any], error: type[Exception], message: str) -> None:

@@ -27,11 +27,12 @@ class PeerMemory:
 
     Every rank of `group` (None: all) makes one, at the same place in its program: a collective. The
     calls that take it run in one order on all ranks, on one stream of a rank at a time, each with
-    as many query tokens on all ranks. It holds 2 x ranks x most_tokens x heads x 1,028 bytes of the
-    current device: 17 MB for 32 tokens, 128 heads and 2 ranks.
+    as many query tokens on all ranks. The object must outlive these calls, and CUDA graphs of them.
+    It holds 2 x ranks x most_tokens x heads x 1,028 bytes of the current device: 17 MB for 32
+    tokens, 128 heads and 2 ranks.
 
-    Raises InvalidInput for sizes below 1, and Unsupported on all ranks where one of them has no
-    Hopper card, no build of the kernel, or no access to another's memory.
+    Raises InvalidInput for sizes below 1 and without a process group, and Unsupported on all ranks
+    where one of them has no Hopper card, no build of the kernel, or no access to another's memory.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class PeerMemory:
                 raise invalid_type(name, type(size).__name__, "int")
             if size < 1:
                 raise invalid(name, size, "1 or more")
+        if not dist.is_initialized():
+            raise invalid("group", "no process group", "one that init_process_group has made")
         self.group: dist.ProcessGroup = group or dist.group.WORLD  # type: ignore[assignment]
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.most_rows = most_tokens * heads

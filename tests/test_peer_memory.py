@@ -188,6 +188,12 @@ def test_dtypes_and_derivatives() -> None:
         gather_and_merge(out.half(), lse.detach(), group=other, peers=peers)
 
 
+def test_a_traced_program_has_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(Unsupported, match=r"peers: got a call inside torch\.compile"):
+        gather_and_merge(torch.zeros(1, 2, 512).half(), torch.zeros(1, 2), peers=Ranks(2, 0).peers)
+
+
 def test_no_rows_are_no_call() -> None:
     ranks = Ranks(2, 0)
     out, lse = torch.zeros(0, 2, 512, dtype=torch.bfloat16), torch.zeros(0, 2)

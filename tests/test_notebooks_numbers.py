@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from mla_lab.bench.cases import uniform_case
 from mla_lab.core import kv_cache, masks
@@ -38,6 +39,8 @@ QUANTITY = re.compile(
 )
 
 ROW, STAGE = 576 * 2, 64 * 576 * 2
+#: bytes of a query token's out and lse with 128 heads; of NVLink on an H200, one way a second
+SENT, NVLINK = 128 * (512 * 2 + 4), 900e9 / 2
 BIG, FEW_HEADS, ALONE = "b64_q1_h128_kv2048", "b64_q1_h16_kv4096", "b1_q1_h128_kv8192"
 #: sizes that any notebook may state
 SIZES = (
@@ -99,6 +102,12 @@ def claims(number: str) -> tuple[str, ...]:
             f"{greedy_splits(63, 4096)} and {greedy_splits(63, 8192)} pieces",
         ),
         "35": (f"{masks.words_per_row(32) * 2} bytes".replace("4", "four", 1),),
+        "36": (
+            f"128 x 512 numbers of 2 bytes, and `lse`, 128 numbers of 4 bytes: {SENT:,} bytes",
+            f"A gather of {SENT / 1e3:.0f} KB takes",
+            f"with {NVLINK / 1e9:.0f} GB/s one way, moves them in {SENT / NVLINK * 1e6:.1f} us",
+            f"each word of {torch.int32.itemsize} bytes tells",
+        ),
         "51": (
             f"**{H200.registers_per_sm:,} registers**",
             f"address {MOST_REGISTERS} of them",

@@ -22,6 +22,7 @@ def test_with_two_halves_no_word_is_lost(seed: int) -> None:
 def test_with_one_half_a_rank_that_is_ahead_overwrites(seed: int) -> None:
     last = peer_words.moments(1, seed)[-1]
     assert last.hung and not last.done and last.lost > 0 and last.wrong > 0
+    assert last.calls == [peer_words.CALLS, peer_words.CALLS - 1]
 
 
 def test_moments_are_kept_as_they_were() -> None:
@@ -34,7 +35,7 @@ def test_moments_are_kept_as_they_were() -> None:
     [
         (2, 0, "Rank 0 is in call 0 and rank 1 is in call 0"),
         (2, peer_words.MOVES, "All calls have ended"),
-        (1, peer_words.MOVES, "both ranks wait for ever"),
+        (1, peer_words.MOVES, "Rank 1 waits for ever; overwritten: 4, taken of a wrong call: 12"),
     ],
 )
 def test_the_drawing_says_what_is_so(halves: int, moment: int, said: str) -> None:

@@ -104,9 +104,10 @@ def claims(number: str) -> tuple[str, ...]:
         "35": (f"{masks.words_per_row(32) * 2} bytes".replace("4", "four", 1),),
         "36": (
             f"128 x 512 numbers of 2 bytes, and `lse`, 128 numbers of 4 bytes: {SENT:,} bytes",
-            f"A gather of {SENT / 1e3:.0f} KB takes",
-            f"with {NVLINK / 1e9:.0f} GB/s one way, moves them in {SENT / NVLINK * 1e6:.1f} us",
-            f"each word of {torch.int32.itemsize} bytes tells",
+            f"with {NVLINK / 1e9:.0f} GB/s one way, moves the {SENT / 1e3:.0f} KB of one request "
+            f"in {SENT / NVLINK * 1e6:.1f} us",
+            "4 bytes of data and a flag of 4 bytes together",
+            f"A word of {torch.int32.itemsize} bytes arrives whole",
         ),
         "51": (
             f"**{H200.registers_per_sm:,} registers**",

@@ -3,6 +3,7 @@ other ranks already there; and what is refused."""
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -20,6 +21,8 @@ from mla_lab.api.peer_memory import PeerMemory
 from mla_lab.backends import rank_kernels
 from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
+from mla_lab.core.gpu import H200
+from mla_lab.core.resources import data_dir
 from mla_lab.emulate import EmulatedKernel, Fault, Options
 from mla_lab.emulate.device import Addresses
 
@@ -124,17 +127,23 @@ def test_calls_that_follow_each_other(
 
 
 @needs_compiler
+@pytest.mark.parametrize("of_lse", [False, True])
 def test_it_waits_for_a_word_that_is_not_there(
-    kernel: tuple[EmulatedKernel, torch.dtype], monkeypatch: pytest.MonkeyPatch
+    kernel: tuple[EmulatedKernel, torch.dtype], of_lse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, dtype = kernel
     monkeypatch.setattr(rank_kernels, "_kernel", lambda *given: run)
     ranks = Ranks(2, 0)
     outs, lses = results(2, dtype, 0)
     ranks.receive(outs, lses, 1)
-    ranks.half(0, 1)[0][1, 2, 255] = EMPTY
-    with pytest.raises(Fault):
+    held = ranks.half(0, 1)
+    if of_lse:
+        held[1][1, 2] = EMPTY
+    else:
+        held[0][1, 2, 255] = EMPTY
+    with pytest.raises(Fault) as caught:
         gather_and_merge(outs[0], lses[0], peers=ranks.peers)
+    assert caught.value.finding.kind == "livelock"
     assert ranks.state.tolist() == [0, 0]
 
 
@@ -142,7 +151,7 @@ def test_the_kernel_has_the_same_empty_word() -> None:
     pytest.importorskip("cutlass")
     from mla_lab.cute import rank_exchange
 
-    assert rank_exchange.EMPTY == EMPTY
+    assert rank_exchange.EMPTY == EMPTY and rank_exchange.SMS == rank_kernels.LEAST_SMS
     row = LATENT_DIM * rank_exchange.ELEMENT_BYTES + rank_exchange.LSE_BYTES
     assert rank_kernels.peer_bytes(3, 8) == 2 * 3 * 8 * row
 
@@ -216,6 +225,34 @@ def test_sizes(sizes: tuple[Any, Any], error: type[Exception], message: str) -> 
         PeerMemory(*sizes)
 
 
+def test_all_ctas_of_a_launch_fit_on_a_card() -> None:
+    rank_exchange = pytest.importorskip("mla_lab.cute.rank_exchange")
+    registers = 32 * rank_exchange.WARPS * rank_exchange.CTAS_PER_SM
+    rows = (data_dir() / "records/builds.jsonl").read_text().splitlines()
+    builds = [row for row in map(json.loads, rows) if "rank_exchange" in row.get("name", "")]
+    assert len(builds) == 2
+    for build in builds:
+        (found,) = build["kernels"]
+        assert found["registers"] * registers <= H200.registers_per_sm
+
+
+def test_all_ranks_refuse_other_sizes(tmp_path: Path) -> None:
+    spawn(_other_sizes, (f"file://{tmp_path}/ranks",), 2)
+
+
+def _other_sizes(rank: int, where: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", where, rank=rank, world_size=2)
+    try:
+        peers = PeerMemory.__new__(PeerMemory)
+        world: Any = dist.group.WORLD
+        peers.group, peers.rank, peers.ranks, peers.most_rows = world, rank, 2, 8 + rank
+        with pytest.raises(Unsupported, match=r"most_tokens: got \[8, 9\] query tokens x heads"):
+            peers._all_can(lambda: None)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_all_ranks_refuse_where_there_is_no_card(tmp_path: Path) -> None:
     spawn(_refused, (f"file://{tmp_path}/ranks",), 2)
 
@@ -224,7 +261,13 @@ def _refused(rank: int, where: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", where, rank=rank, world_size=2)
     try:
-        with pytest.raises(Unsupported, match="peers: got rank 0: group: got"):
+        with pytest.raises(Unsupported, match=r"^group: got a rank without .* \(rank \d\)$"):
             PeerMemory(4, 2)
+        first = dist.new_group([0])
+        if rank == 1:
+            with pytest.raises(InvalidInput, match="group: got a group without this rank"):
+                PeerMemory(4, 2, group=first)
+        with pytest.raises(InvalidType, match="group: got str"):
+            PeerMemory(4, 2, group="all")  # type: ignore[arg-type]
     finally:
         dist.destroy_process_group()

@@ -50,7 +50,8 @@ def merge(
 
     outs: of each rank [..., heads, latent], any floating dtype of at least 16 bits; lses: of each
     rank fp32 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
-    natural; "base2"). Where a rank has no key for a row (lse -inf), its out may hold anything.
+    natural; "base2"). Where a rank has no key for a row (lse -inf), its out may hold anything; the
+    kernel takes an lse below -1e38 for none.
     sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
     CUDA graphs may capture the call, after one equal call.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..backends import rank_kernels
 from ..core.dims import LATENT_DIM
-from ..core.errors import invalid, invalid_type, unsupported
+from ..core.errors import MlaLabError, Unsupported, describe, invalid, invalid_type, unsupported
 
 
 class PeerMemory:
@@ -27,12 +27,14 @@ class PeerMemory:
 
     Every rank of `group` (None: all) makes one, at the same place in its program: a collective. The
     calls that take it run in one order on all ranks, on one stream of a rank at a time, each with
-    as many query tokens on all ranks. The object must outlive these calls, and CUDA graphs of them.
-    It holds 2 x ranks x most_tokens x heads x 1,028 bytes of the current device: 17 MB for 32
-    tokens, 128 heads and 2 ranks.
+    the same query tokens, heads and dtype on all ranks. The kernels of the others wait for ever for
+    a rank that makes no such call, or raises instead. The object must outlive the calls, and CUDA
+    graphs of them. It holds 2 x ranks x most_tokens x heads x 1,028 bytes of the current device:
+    17 MB for 32 tokens, 128 heads and 2 ranks.
 
-    Raises InvalidInput for sizes below 1 and without a process group, and Unsupported on all ranks
-    where one of them has no Hopper card, no build of the kernel, or no access to another's memory.
+    Raises InvalidInput for sizes below 1, without a process group and for a group without this
+    rank; Unsupported on all ranks where one of them has no Hopper card of 132 SMs, no build of the
+    kernel, another size, or no access to another's memory.
     """
 
     def __init__(
@@ -43,35 +45,39 @@ class PeerMemory:
                 raise invalid_type(name, type(size).__name__, "int")
             if size < 1:
                 raise invalid(name, size, "1 or more")
-        if not dist.is_initialized():
-            raise invalid("group", "no process group", "one that init_process_group has made")
-        self.group: dist.ProcessGroup = group or dist.group.WORLD  # type: ignore[assignment]
+        self.group = _group(group)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.most_rows = most_tokens * heads
-        # a rank that cannot go on must not leave the others waiting
-        self._all_can(self._check)
-        self._all_can(self._make)
+        self._rows = rank_kernels.buffer_rows(self.most_rows)
+        # a rank that cannot go on must not leave the others waiting in the next step
+        for step in (self._check, self._allocate, self._connect):
+            self._all_can(step)
 
     def _check(self) -> None:
         if self.ranks > rank_kernels.MOST_RANKS:
             raise unsupported("group", f"{self.ranks} ranks", f"up to {rank_kernels.MOST_RANKS}")
         if not torch.cuda.is_available():
-            raise unsupported("group", "no GPU", "Hopper cards")
+            raise unsupported("group", "a rank without a GPU", "Hopper cards")
         self.device = torch.device("cuda", torch.cuda.current_device())
         if not rank_kernels.can_exchange(self.device):
-            raise unsupported("group", "a card or builds without the kernel", "Hopper cards")
+            got = "a rank whose card or builds lack the kernel"
+            raise unsupported("group", got, f"Hopper cards of {rank_kernels.LEAST_SMS} SMs")
 
-    def _make(self) -> None:
+    def _allocate(self) -> None:
         # late: it is slow to import
         from torch.distributed import _symmetric_memory as symmetric
 
-        rows = rank_kernels.buffer_rows(self.most_rows)
-        size = rank_kernels.peer_bytes(self.ranks, rows)
+        size = rank_kernels.peer_bytes(self.ranks, self._rows)
         self._memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+
+    def _connect(self) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
         # holds what of the others is mapped here
         self._handle: Any = symmetric.rendezvous(self._memory, self.group)
         self._memory.view(torch.int32).fill_(rank_kernels.EMPTY)
-        every = [self._handle.get_buffer(r, (size,), torch.uint8) for r in range(self.ranks)]
+        shape = tuple(self._memory.shape)
+        every = [self._handle.get_buffer(r, shape, torch.uint8) for r in range(self.ranks)]
         # where a tensor lies within what is mapped is the same on all ranks
         within = self._memory.data_ptr() - every[self.rank].data_ptr()
         bases = [part.data_ptr() + within for part in every]
@@ -79,7 +85,7 @@ class PeerMemory:
             torch.tensor(bases, dtype=torch.int64, device=self.device),
             torch.zeros(2, dtype=torch.int32, device=self.device),
             self.rank,
-            rows,
+            self._rows,
         )
         # empty before anyone writes: the collective that follows is behind it
         torch.cuda.synchronize(self.device)
@@ -87,15 +93,23 @@ class PeerMemory:
     def _all_can(self, step: Callable[[], None]) -> None:
         """Run a step on all ranks; raises on all of them what one of them has met."""
         error = ""
+        cause: Exception | None = None
         try:
             step()
+        except MlaLabError as caught:
+            error, cause = f"{caught} (rank {self.rank})", caught
         except Exception as caught:
-            error = f"rank {self.rank}: {caught}"
-        errors: list[Any] = [None] * self.ranks
-        dist.all_gather_object(errors, error, group=self.group)
-        found = [text for text in errors if text]
-        if found:
-            raise unsupported("peers", found[0], "ranks that reach each other's memory, on Hopper")
+            got = f"{type(caught).__name__} on rank {self.rank}: {caught}"
+            error, cause = describe("peers", got, "ranks that reach each other's memory"), caught
+        said: list[Any] = [None] * self.ranks
+        dist.all_gather_object(said, (error, self.most_rows), group=self.group)
+        errors = [text for text, _ in said if text]
+        if errors:
+            raise Unsupported(error or errors[0]) from cause
+        sizes = sorted({rows for _, rows in said})
+        if len(sizes) > 1:
+            got = f"{sizes} query tokens x heads on the ranks"
+            raise unsupported("most_tokens", got, "the same on all ranks")
 
     def merged(
         self, out: Tensor, lse: Tensor, sinks: Tensor | None, *, base2: bool
@@ -131,3 +145,18 @@ class PeerMemory:
             raise invalid("out", got, f"up to {self.most_rows}, those of peers")
         if any(rank_kernels.is_derived(given) for given in (out, lse, sinks) if given is not None):
             raise unsupported("peers", "a tensor that autograd follows", "tensors without")
+
+
+def _group(group: Any) -> dist.ProcessGroup:
+    """The group that was asked for, of which this process is a rank."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        # new_group returns a number to processes that are not in it
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise invalid("group", "a group without this rank", "a group with it")
+        raise invalid_type("group", type(group).__name__, "ProcessGroup or None")
+    if not dist.is_initialized():
+        raise invalid("group", "no process group", "one that init_process_group has made")
+    found: Any = dist.group.WORLD if group is None else group
+    if dist.get_rank(found) < 0:
+        raise invalid("group", "a group without this rank", "a group with it")
+    return found

@@ -36,6 +36,8 @@ MERGES, EXCHANGES = (
     for kernel in ("cute/rank_merge", "cute/rank_exchange")
 )
 MOST_RANKS = 32
+#: SMs of a card that holds all CTAs of an exchange at once
+LEAST_SMS = 132
 #: a 4-byte word of peer memory that no rank has written, `cute.rank_exchange`'s
 EMPTY = 0x80008000 - 2**32
 #: natural logarithms to log2 units, and back
@@ -108,8 +110,10 @@ def peer_bytes(ranks: int, rows: int) -> int:
 
 
 def can_exchange(device: torch.device) -> bool:
-    """Whether the kernels are here for a device."""
-    return device.type == "cuda" and all(_is_here(c, device) for c in EXCHANGES.values())
+    """Whether the kernels are here for a device, which holds all CTAs of a launch at once."""
+    if device.type != "cuda" or not all(_is_here(c, device) for c in EXCHANGES.values()):
+        return False
+    return torch.cuda.get_device_properties(device).multi_processor_count >= LEAST_SMS
 
 
 def exchanged(

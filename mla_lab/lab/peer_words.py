@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 #: words of a rank's result; calls that each rank makes; how often each rank has its turn
 WORDS, CALLS, TURNS = 4, 4, (4, 1)
 RANKS = len(TURNS)
-#: turns after which ranks that all poll count as hung
+#: turns without a move after which the ranks count as hung: all poll, or have ended
 PATIENCE = 400
 #: words that are written and taken in all calls
 MOVES = CALLS * RANKS * 2 * RANKS * WORDS

@@ -150,12 +150,14 @@ def _visible(attempt: Attempt) -> str:
                 mine = number(attempt(position, rank, world), "The number of tokens")
                 right = len(range(rank, position + 1, world))
                 case = f"position {position}, rank {rank} of {world}: {mine:g} "
-                need(
-                    mine <= right,
-                    case + f"are too many; the rank's tokens are {rank}, {rank + world}, ...",
-                )
-                need(mine == right, case + "are too few: a token sees itself, too")
-    return "On every rank, and over all ranks they add up to position + 1."
+                need(mine == int(mine), case + "is no whole number of tokens")
+                tokens = f"of the rank's tokens {rank}, {rank + world}, ... "
+                need(mine <= right, case + f"is too many: {tokens}only those up to it count")
+                itself = "the token at this position is on the rank, and sees itself"
+                own = position % world == rank
+                why = itself if own else f"{tokens}all up to the position count"
+                need(mine == right, case + f"is too few: {why}")
+    return "Right on every rank: over all ranks the counts add up to position + 1."
 
 
 CHECKS: dict[str, Check] = {

@@ -91,8 +91,8 @@ class RanksExplorer(explorer.Explorer):
 
     def note(self, state: dict[str, Any]) -> str:
         words = (
-            "A bar is the parts alone, one upon the other; a mark is the whole step. "
-            "Left of a pair: by NCCL; right: by peer memory."
+            "At each length, from the left: one card, by NCCL, by peer memory. A bar stacks parts "
+            "that were timed alone; a mark is the whole step, timed as one."
         )
         return f"<div>{words} {source().chip()}</div>"
 
@@ -170,13 +170,19 @@ class WordsExplorer(explorer.Explorer):
 
 
 def _finding(ranks: peer_words.Ranks) -> str:
-    if ranks.hung:
-        return f"{ranks.lost} words were overwritten: both ranks wait for ever"
     if ranks.done:
         return "All calls have ended, and all words are empty again"
-    calls = " and ".join(f"rank {r} is in call {c}" for r, c in enumerate(ranks.calls))
-    lost = f"; {ranks.lost} words were overwritten" if ranks.lost else ""
-    return f"{calls[0].upper()}{calls[1:]}{lost}"
+    where = [
+        f"rank {rank} " + ("has ended" if call == peer_words.CALLS else f"is in call {call}")
+        for rank, call in enumerate(ranks.calls)
+    ]
+    if ranks.hung:
+        waiting = [rank for rank, call in enumerate(ranks.calls) if call < peer_words.CALLS]
+        where = [f"rank {rank} waits for ever" for rank in waiting]
+    said = " and ".join(where)
+    if ranks.lost:
+        said += f"; overwritten: {ranks.lost}, taken of a wrong call: {ranks.wrong}"
+    return f"{said[0].upper()}{said[1:]}"
 
 
 def _buffers(buffers: list[list[peer_words.Word | None]], y: float) -> list[str]:

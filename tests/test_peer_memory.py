@@ -249,6 +249,7 @@ def _other_sizes(rank: int, where: str) -> None:
         peers.group, peers.rank, peers.ranks, peers.most_rows = world, rank, 2, 8 + rank
         with pytest.raises(Unsupported, match=r"most_tokens: got \[8, 9\] query tokens x heads"):
             peers._all_can(lambda: None)
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -269,5 +270,6 @@ def _refused(rank: int, where: str) -> None:
                 PeerMemory(4, 2, group=first)
         with pytest.raises(InvalidType, match="group: got str"):
             PeerMemory(4, 2, group="all")  # type: ignore[arg-type]
+        dist.barrier()
     finally:
         dist.destroy_process_group()

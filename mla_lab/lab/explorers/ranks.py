@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from .. import explorer, peer_words
 from ..source import Source, formula
-from ..style import GREEN, GREY, ORANGE, PALETTE, PINK, new_figure
+from ..style import GREEN, GREY, INK, ORANGE, PALETTE, PINK, new_figure
 from ..svg import Cell, Svg, box, document, label, tint
 from ..tables import lines
 
@@ -119,7 +119,7 @@ def _add_way(
     figure.add_scatter(
         x=lengths, y=[row[step] / u for row, u in zip(rows, unit, strict=True)], mode="markers",
         name=f"step {way}", offsetgroup=way,
-        marker={"symbol": "diamond" if way == "by NCCL" else "star", "size": 11, "color": "#111"},
+        marker={"symbol": "diamond" if way == "by NCCL" else "star", "size": 11, "color": INK},
         customdata=[row[step] for row in rows],
         hovertemplate=f"step {way}: %{{customdata:.1f}} us<extra></extra>",
     )  # fmt: skip

@@ -11,7 +11,7 @@ HERE = {"card": {"name": "H200"}, "libraries": {"torch": "2"}, "commit": "a" * 4
 
 def ranks_row(batch: int, alone: float, order: float, **more: Any) -> Any:
     times = {"alone_us": alone, "in_order_us": order}
-    parts = dict.fromkeys(("own_call_us", "gather_us", "merge_us", "sum_of_parts_us"), 1.0)
+    parts = dict.fromkeys(("own_call_us", "gather_us", "merge_us"), 1.0)
     sizes = {"kind": "ranks", "world": 2, "kv_len": 4096, "batch": batch, "graph": True}
     return sizes | times | parts | {"environment": HERE} | more
 

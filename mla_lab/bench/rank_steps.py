@@ -153,11 +153,10 @@ def _case(
         exchange = peers
         times["exchange_us"], _ = clock.median_us(lambda i: gather_and_merge(*own, peers=exchange))
     times = _slowest(times, cases.world)
-    single = sum(times[name] for name in ("own_call_us", "gather_us", "merge_us"))
     row: dict[str, Any] = {"kind": "ranks", "time": datetime.now(UTC).isoformat(timespec="seconds")}
     row |= {"world": cases.world, "batch": len(problem.kv_lens)}
     row |= {"kv_len": problem.kv_lens[0], "heads": problem.heads, "graph": cases.graph}
-    row |= {"alone_us": alone_us, **times, "sum_of_parts_us": round(single, 2)}
+    row |= {"alone_us": alone_us, **times}
     row["same_bits"] = all(_same(result, cases.world) for result in results.values())
     if isinstance(peers, str):
         row["no_peers"] = peers

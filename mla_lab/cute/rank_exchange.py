@@ -7,10 +7,10 @@ memory hold it: one way over NVLink, where a collective and a merge behind it ar
     memory of a rank, two halves of     outs [ranks, buffer rows, 512] of 16 bits
                                         lses [ranks, buffer rows] of fp32
 
-Each word of 4 bytes tells by itself that it is there, as in NCCL's LL protocol its flag does: a
-word that is not holds `EMPTY`, which no rank sends, two zeros of 16 bits with a minus sign, for
-which two zeros go. A reader polls until no word is empty, and leaves each one empty again. So no
-store waits for another one, and there is no fence.
+Each word of 4 bytes is its own flag, where NCCL's LL protocol stores a flag beside it. A word that
+has not been written holds `EMPTY`, two negative zeros of 16 bits. No rank sends these bits: two
+zeros are stored in their place. A reader polls until no word is empty, and then empties each one
+again. So no store waits for another one, and there is no fence.
 
 A call has a number, its epoch, which is the same on all ranks: it counts their calls, in device
 memory, so that a CUDA graph may hold any number of them. Even and odd epochs take the two halves.
@@ -32,6 +32,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from ..plan.config import KernelConfig
+from .common.launch_arguments import tensor
 from .common.ptx_sm90 import bits_float, float_bits, load_relaxed, pick, ptx, store_relaxed
 from .rank_merge import (
     BATCH,
@@ -40,7 +41,6 @@ from .rank_merge import (
     VECTORS,
     WARPS,
     Merge,
-    compact,
     merge_row,
     parts_of,
     source_of,
@@ -259,9 +259,9 @@ def entry(config: KernelConfig) -> CuteEntry:
     before the first call; this rank, the rows of a buffer, a multiple of 4; heads (0: no sinks, and
     `sinks` is not read); the factors of an lse to log2 units and back."""
     element, rows = ELEMENTS[config.out_dtype], cute.sym_int()
-    out, lse = compact(element, (rows, COLUMNS), 16), compact(Float32, (rows,), 4)
-    bases, sinks = compact(Int64, (cute.sym_int(),), 8), compact(Float32, (cute.sym_int(),), 4)
-    state, numbers = compact(Int32, (2,), 4), (*[Int32(0)] * 3, Float32(1.0), Float32(1.0))
+    out, lse = tensor(element, 16, rows, COLUMNS), tensor(Float32, 4, rows)
+    bases, sinks = tensor(Int64, 8, None), tensor(Float32, 4, None)
+    state, numbers = tensor(Int32, 4, 2), (*[Int32(0)] * 3, Float32(1.0), Float32(1.0))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     given = (bases, out, lse, sinks, out, lse, state, *numbers, stream)
     return CuteEntry(_launch, given, "rank_exchange")

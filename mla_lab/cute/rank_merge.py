@@ -14,10 +14,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int32, Int64
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_stream
 
 from ..core.dims import LATENT_DIM
 from ..plan.config import KernelConfig
+from .common.launch_arguments import tensor
 from .common.ptx_sm90 import LOG2E, add, butterfly, pick
 from .registry import CuteEntry
 
@@ -152,14 +153,9 @@ def entry(config: KernelConfig) -> CuteEntry:
     turn; lses [ranks, rows], sinks [heads] and lse [rows] in fp32; heads (0: no sinks, and `sinks`
     is not read); the factors of an lse to log2 units and back."""
     element, ranks, rows = ELEMENTS[config.out_dtype], cute.sym_int(), cute.sym_int()
-    outs, out = (compact(element, shape, 16) for shape in ((ranks, rows, COLUMNS), (rows, COLUMNS)))
-    lses, sinks, lse = (compact(Float32, s, 4) for s in ((ranks, rows), (cute.sym_int(),), (rows,)))
+    outs, out = tensor(element, 16, ranks, rows, COLUMNS), tensor(element, 16, rows, COLUMNS)
+    lses, lse = tensor(Float32, 4, ranks, rows), tensor(Float32, 4, rows)
+    sinks = tensor(Float32, 4, None)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     numbers = (Int32(0), Float32(1.0), Float32(1.0))
     return CuteEntry(_launch, (outs, lses, sinks, out, lse, *numbers, stream), "rank_merge")
-
-
-def compact(element: Any, shape: tuple, align: int) -> cute.Tensor:
-    """A compact row-major tensor for `CuteEntry`."""
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(element, shape, stride_order=order, assumed_align=align)

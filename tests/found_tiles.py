@@ -24,7 +24,7 @@ from mla_lab.plan.fixed_pieces import (
     ring_slots,
     runs_whole,
 )
-from mla_lab.plan.self_schedule import Costs, self_schedule
+from mla_lab.plan.self_schedule import Costs, Line, self_schedule
 from mla_lab.plan.workspace import KEPT_WORDS
 
 #: `block_end` of a tile that ends where the keys end
@@ -77,6 +77,21 @@ class Batch:
             batch = replace(batch, problem=replace(batch.problem, kv_lens=tuple(kv_lens)))
         return batch
 
+    @classmethod
+    def of_dealt(cls, rng: random.Random, workers: int) -> Batch:
+        """Short requests of lengths about a mean, of which some are several times as long, by the
+        costs of the kernels: mostly dealt."""
+        row_tiles = rng.choice([1, 1, 2])
+        bundles = workers // row_tiles
+        turns = rng.choice([0.25, 0.5, 0.97, 1.9, 2.0, 3.0])
+        batch = max(1, min(256, round(bundles * turns)))
+        mean = rng.choice([100, 800, 1300, 2500])
+        kv_lens = [max(1, int(rng.gauss(mean, mean / 4))) for _ in range(batch)]
+        for _ in range(batch // 10):
+            kv_lens[rng.randrange(batch)] *= rng.choice([0, 2, 4, 30])
+        problem = Problem((1,) * batch, tuple(kv_lens), 16 * row_tiles)
+        return cls(problem, 16, workers, Costs(3, 4), rng.choice([0, 1]))
+
     def of_tiles(self, most: int) -> Batch:
         """The first requests, and of 16 heads, where the plan of all would have more tiles."""
         batch = self
@@ -99,6 +114,14 @@ class Batch:
         blocks = np.maximum(-(-np.array(self.problem.kv_lens) // 64), 1)
         items = np.minimum(tiles, 1) if lanes > 1 else tiles
         return runs_whole(items, blocks, self.costs.pieces(blocks), self.workers // lanes)
+
+    @property
+    def kind(self) -> str:
+        """How the line is cut, by the rule of `self_schedule`."""
+        assert isinstance(self.costs, Costs)
+        blocks = -(-np.array(self.problem.kv_lens) // 64)
+        tiles = row_tiles(self.problem, self.tile_rows)
+        return Line.of(blocks, tiles, self.workers, self.costs).kind
 
     @property
     def plan(self) -> Plan:

@@ -24,10 +24,15 @@ the line's length.
 The lowest price is taken, of equal ones the first: whole ceil(N / P) * (longest n + piece), even
 L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begin a second piece.
 
+- *dealt*: pieces of long items and short ones whole, by falling cost (`plan.dealt`). In place of
+  shares where that has the lower price, items have all row tiles, there are at most 256 requests,
+  T < LARGE, and no request is longer than MOST_EVEN.
+
 Part i is walked by bundle i. A split item whose first piece is in part a has, in row tile lane r of
 its bundle, the slots 2 P r + a + i for the pieces of parts i = a, a + 1, ..., and the counter
 a R + r. Two split items never share a slot, since the last part of one is the first of the
-next at the earliest; so 2 * workers slots and `workers` counters suffice for any batch.
+next at the earliest. Dealt, one whose first piece has rank a has the slots 2 P r + a + i and the
+counter (a // 2) R + r. So 2 * workers slots and `workers` counters suffice for any batch.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ import numpy as np
 
 from ..core.errors import invalid
 from ..core.problem import Problem
+from .dealt import Dealt, deal, dealt_tiles
 from .extent import kv_tokens, row_tiles
 from .tile import Plan
 from .workspace import HELD_REQUESTS
@@ -104,12 +110,13 @@ class Line:
     bundle: int
     bundles: int
     piece: int
-    #: "whole", "shares" or "even"
+    #: "whole", "shares", "even" or "dealt"
     kind: str
     parts: int
     #: where items begin on the line, int64 [items + 1]: in units of cost, in items where they stay
-    #: whole, in pieces where these are even
+    #: whole, in pieces where these are even or dealt
     begin: np.ndarray
+    dealt: Dealt | None = None
 
     @classmethod
     def of(cls, blocks: np.ndarray, tiles: np.ndarray, workers: int, costs: Costs) -> Line:
@@ -127,18 +134,27 @@ class Line:
         longest = int(blocks.max(initial=1))
         held = len(tiles) <= HELD_REQUESTS and length < LARGE and longest <= MOST_EVEN
         largest = even_size(blocks, bundles) if 0 < len(blocks) <= bundles and held else 0
-        kind = kind_of(len(blocks), bundles, longest, -(-length // parts), largest, costs)
+        share = -(-length // parts)
+        kind = kind_of(len(blocks), bundles, longest, share, largest, costs)
+        dealt = deal(blocks, bundles) if kind == "shares" and bundled and held else None
+        if dealt and dealt.load < share + costs.piece + costs.merge:
+            kind = "dealt"
         sizes = {
             "whole": np.ones_like(blocks),
             "shares": blocks + costs.piece,
             "even": -(-blocks // max(1, largest)),
+            "dealt": dealt.pieces if dealt else blocks,
         }[kind]
         begin = np.append(0, np.cumsum(sizes))
-        parts = {"whole": bundles, "shares": parts, "even": int(begin[-1])}[kind]
-        return cls(request, row_tile, blocks, bundle, bundles, costs.piece, kind, parts, begin)
+        parts = {"shares": parts, "even": int(begin[-1])}.get(kind, bundles)
+        dealt = dealt if kind == "dealt" else None
+        return cls(
+            request, row_tile, blocks, bundle, bundles, costs.piece, kind, parts, begin, dealt
+        )
 
     def cuts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Item and block before which each part begins, and the last one's end, [parts + 1]."""
+        """Item and block before which each part begins, and the last one's end, [parts + 1]; of a
+        line that is not dealt."""
         length, items = int(self.begin[-1]), len(self.blocks)
         if self.kind == "even":
             return self._even_cuts()
@@ -230,6 +246,8 @@ def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:
 
     Slots and groups lack the lane, see `_lane`.
     """
+    if line.dealt is not None:
+        return dealt_tiles(line.blocks, line.dealt)
     items = len(line.blocks)
     item, block = line.cuts()
     starts = np.stack([np.arange(items), np.zeros(items, dtype=np.int64)], axis=1)

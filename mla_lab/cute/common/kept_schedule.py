@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from .find_work import find_work, find_work_of_one
 from .fixed_pieces import find_pieces
 from .kv_prefetch import KvCache, prefetch_tiles
 from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
@@ -20,8 +21,6 @@ from .self_schedule import (
     GROUP,
     HELD,
     Batch,
-    find_work,
-    find_work_of_one,
     pack,
     select,
     total,
@@ -105,7 +104,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
         elif const_expr(b.pieces):
             words = find_pieces(b, worker)
         else:
-            words = find_work(b, worker)
+            words = find_work(b, worker, kept.iterator + 32 * 2)
         store_relaxed(row, words)
         store_relaxed(row + 32, key_of(b, worker, words))
         keep_lengths(b, row)

@@ -19,6 +19,7 @@ What is found fits into one register a lane:
 | 19 | 0, the first tile's index; as a constant it would cost registers |
 | 20 | the block before which the first tile ends, at most |
 | 21 | of a `single` request: 1 where the gate of the launch is closed |
+| 22 .. 31 | where pieces are dealt the requests of the tiles between, else -1 in lane 22 |
 
 All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile`.
 """
@@ -34,13 +35,13 @@ from cutlass import Float32, Int32, Uint32
 
 from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
 from ...plan.workspace import HELD_REQUESTS
-from .ptx_sm90 import div_pow2, load_relaxed, load_where
+from .ptx_sm90 import div_pow2, load_where
 
 #: words of a plan row
 WORDS = 8
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
-BUNDLED, PLAN_ROW, COUNT, FIRST, END, CLOSED = 16, 17, 18, 19, 20, 21
+BUNDLED, PLAN_ROW, COUNT, FIRST, END, CLOSED, MIDDLE = 16, 17, 18, 19, 20, 21, 22
 #: requests that a lane holds where a batch has more than 32
 HELD = HELD_REQUESTS // 32
 GROUP = HELD_REQUESTS
@@ -412,81 +413,3 @@ def first_tile(b: Batch, line: Line, at: Cut, shared: list, part: Int32, slots: 
     elif start > 0:
         row = [start, Int32(REST), *shared]
     return [request, select(line.bundled == 1, bundle_row, row_tile), *row], item
-
-
-@cute.jit
-def find_work(b: Batch, worker: Int32) -> Int32:
-    """The words of the worker's tiles by the rule; by one warp."""
-    r = Requests.empty()
-    t = totals_of(b, r)
-    bundles = Int32(Uint32(b.workers) // Uint32(t.row_tiles))
-    part = Int32(Uint32(worker) // Uint32(t.row_tiles))
-    bundle_row = worker - part * t.row_tiles
-    slots = bundle_row * (2 * bundles)
-    line = line_of(b, t, bundles, r)
-    zero = Int32(0)
-    to, to_shared = Cut(*[zero] * 7), [zero] * 4
-    at, at_shared = to, to_shared
-    # both cuts by the same instructions: a kernel has room for 128 KiB
-    begin, end = zero, zero
-    for side in cutlass.range(2, unroll=1):
-        at, at_shared, begin = to, to_shared, end
-        end = place_of(line, part + side)
-        to = cut_at(b, line, r, end)
-        from_part, pieces = pieces_of(line, to)
-        group = from_part * t.row_tiles + bundle_row
-        to_shared = [part - from_part, pieces, slots + from_part + part, group]
-    first, item = first_tile(b, line, at, at_shared, part, slots, (bundle_row, t.row_tiles))
-    # the last tile, and how many there are
-    inside, past = to.block, to.item
-    if end >= Int32(line.length):
-        inside, past = Int32(0), t.items
-    elif inside == to.blocks:
-        inside, past = Int32(0), past + 1
-    count = past - item
-    last = [Int32(-1)] * 8
-    if line.even > 0:
-        count, inside = Int32(1), Int32(0)
-    if inside > 0:
-        count = count + 1
-        begins = select(count == 1, first[2], Int32(0))
-        row_tile = select(t.bundled == 1, bundle_row, to.row_tile)
-        last = [to.request, row_tile, begins, inside, *to_shared]
-        if count == 1:
-            first = last
-    if (begin >= Int32(line.length)) | (part >= bundles):
-        count = Int32(0)
-    known = select(item == at.item, at.blocks, Int32(REST))
-    lane = cute.arch.lane_idx()
-    found = [t.bundled, Int32(-1), count, Int32(0), cutlass.min(first[3], known)]
-    words = pack(lane, found, BUNDLED, Int32(0))
-    return pack(lane, first, 0, pack(lane, last, WORDS, words))
-
-
-@cute.jit
-def find_work_of_one(b: Batch, worker: Int32) -> Int32:
-    """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
-    in even pieces with L = ceil(n / P), or stays whole, with the last bundle."""
-    q_begin = b.q_begin.iterator
-    tiles = row_tiles_of(b, (load_relaxed(q_begin + 1) - load_relaxed(q_begin)) * b.heads)
-    blocks = div_pow2(load_relaxed(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
-    blocks, row_tiles = cutlass.max(blocks, 1), cutlass.max(tiles, 1)
-    bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
-    part = Int32(Uint32(worker) // Uint32(row_tiles))
-    row_tile = worker - part * row_tiles
-    even = Int32(Uint32(blocks + bundles - 1) // Uint32(bundles))
-    pieces = Int32(Uint32(blocks + even - 1) // Uint32(even))
-    pieces = select(even + ((b.costs >> 8) & 255) < blocks, pieces, Int32(1))
-    shared = pieces > 1
-    split = select(shared, part, part - (bundles - 1))
-    there = (tiles > 0) & (part < bundles) & (split >= 0) & (split < pieces)
-    count, closed = select(there, Int32(1), Int32(0)), Int32(0)
-    if blocks < b.costs >> 16:
-        count, closed = Int32(0), Int32(1)
-    begin = Int32(Uint32(blocks * split) // Uint32(pieces))
-    end = Int32(Uint32(blocks * (split + 1)) // Uint32(pieces))
-    slot = select(shared, row_tile * 2 * bundles + part, Int32(-1))
-    group = select(shared, row_tile, Int32(-1))
-    lane = cute.arch.lane_idx()
-    words = pack(lane, [Int32(1), Int32(-1), count, Int32(0), end, closed], BUNDLED, Int32(-1))
-    return pack(lane, [Int32(0), row_tile, begin, end, split, pieces, slot, group], 0, words)

@@ -19,6 +19,7 @@ from .self_schedule import (
     CLOSED,
     COUNT,
     FIRST,
+    MIDDLE,
     PLAN_ROW,
     REST,
     WORDS,
@@ -116,7 +117,10 @@ def planned_words(b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, before
         words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
         if (index + 1 < plan.last) | (cute.arch.shuffle_sync(words, 0) < 0):
             bundled = cute.arch.shuffle_sync(plan.words, BUNDLED)
-            request, row_tile = next_item(b, bundled, request, row_tile)
+            if cute.arch.shuffle_sync(plan.words, MIDDLE) >= 0:
+                request = cute.arch.shuffle_sync(plan.words, MIDDLE - 1 + index)
+            else:
+                request, row_tile = next_item(b, bundled, request, row_tile)
             whole = [request, row_tile, Int32(0), Int32(REST), Int32(0), Int32(1)]
             words = pack(lane, whole, 0, Int32(-1))
     return words

@@ -1,0 +1,115 @@
+"""Pieces dealt to bundles by falling cost: the fourth kind of line of `plan.self_schedule`.
+
+Even shares of the cost line give nearly every worker two pieces of requests, each of which costs as
+much as SPLIT blocks beside its own. Here requests stay whole unless they are long, and a bundle
+gets a long one with a short one.
+
+For a *target* X, an item of n blocks with n + WHOLE <= X stays whole and costs n + WHOLE. Of others
+k = max(2, ceil(n / (X - SPLIT))) even pieces are made, which cost ceil(n / k) + SPLIT each. Pieces
+stand by falling cost, of equal cost by item and piece; the one in place r has *rank* r. Bundle i of
+P takes rank t P + i in round t = 0, 2, ... and rank t P + P - 1 - i in round t = 1, 3, ...
+
+X0 is the least of the SEARCHED numbers from max(LEAST, ceil((sum of n + WHOLE N) / P)) on with
+
+    sum of n + WHOLE (whole items) + SPLIT (pieces of others) <= P X0.
+
+Targets X0 + 1, X0 + 2, ... are tried, up to three of them for N <= P and one for more items, until
+the greatest load of a bundle is at most X. The last one tried is taken where that load is below the
+price of shares. There is none for more than MOST_ROUNDS rounds or MOST_PIECES pieces, or where
+X0 > MOST_TARGET.
+
+A piece of a split item costs more than X / 2, and the costs of all pieces are at most P X; so fewer
+than 2 P pieces cost as much as such a piece, and each is dealt in round 0 or 1. A bundle walks the
+piece of round 0 first, that of round 1 last, and whole items between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+#: what a piece costs beside its blocks, in the time of one block: of an item that stays whole, and
+#: of one that is split, with its partial and its share of the merge. From 50 schedules of ten trace
+#: steps with 128 heads, whose times the greatest load of a CTA gives within 1.7 % (H200,
+#: 2026-11-29, `data/notes/kernel_attempts.jsonl`)
+WHOLE, SPLIT = 2, 5
+#: the least target, and the numbers from the least on that are looked at
+LEAST, SEARCHED = WHOLE + SPLIT, 8
+#: targets that are tried where every item may have a bundle of its own
+TRIED = 3
+#: so that a piece's cost, its number in its item and the request fit into one int32
+MOST_TARGET = (1 << 14) - 1 - SEARCHED - TRIED
+#: rounds of a bundle, whose words a CTA keeps in one register a lane; pieces that it ranks
+MOST_ROUNDS, MOST_PIECES = 12, 512
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Pieces by rank: int64 [pieces] their item, number in it, and bundle; int64 [items] how many
+    an item has. `load` is the greatest cost of a bundle."""
+
+    item: np.ndarray
+    split: np.ndarray
+    bundle: np.ndarray
+    pieces: np.ndarray
+    load: int
+
+
+def pieces_for(blocks: np.ndarray, target: int) -> np.ndarray:
+    """Pieces of each item, int64 [items], for a target above SPLIT."""
+    split = np.maximum(2, -(-blocks // (target - SPLIT)))
+    return np.where(blocks + WHOLE <= target, 1, split)
+
+
+def deal(blocks: np.ndarray, bundles: int) -> Dealt | None:
+    """Items of so many blocks, int64 [items], dealt to the bundles; None where the rule has no
+    target, or too many pieces."""
+    least = max(LEAST, -(-int(blocks.sum() + WHOLE * len(blocks)) // bundles))
+    fits = (x for x in range(least, least + SEARCHED) if _cost(blocks, x) <= bundles * x)
+    first = next(fits, None)
+    if first is None or first > MOST_TARGET:
+        return None
+    found = None
+    for target in range(first + 1, first + 1 + (TRIED if len(blocks) <= bundles else 1)):
+        found = _dealt(blocks, target, bundles)
+        if found is None or found.load <= target:
+            break
+    return found
+
+
+def _cost(blocks: np.ndarray, target: int) -> int:
+    """What all pieces cost, before their blocks are rounded up."""
+    pieces = pieces_for(blocks, target)
+    return int(blocks.sum() + np.where(pieces == 1, WHOLE, SPLIT * pieces).sum())
+
+
+def _dealt(blocks: np.ndarray, target: int, bundles: int) -> Dealt | None:
+    pieces = pieces_for(blocks, target)
+    total = int(pieces.sum())
+    rounds = -(-total // bundles)
+    if rounds > MOST_ROUNDS or total > MOST_PIECES:
+        return None
+    cost = -(-blocks // pieces) + np.where(pieces == 1, WHOLE, SPLIT)
+    item = np.repeat(order := np.argsort(-cost, kind="stable"), pieces[order])
+    begin = np.cumsum(pieces[order]) - pieces[order]
+    turn, at = np.divmod(np.arange(total), bundles)
+    bundle = np.where(turn % 2, bundles - 1 - at, at)
+    load = np.bincount(bundle, weights=cost[item])
+    split = np.arange(total) - np.repeat(begin, pieces[order])
+    return Dealt(item, split, bundle, pieces, int(load.max()))
+
+
+def dealt_tiles(blocks: np.ndarray, dealt: Dealt) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (item, 0, begin, end, split, pieces, slot, group) in walking order, int64 [pieces, 8],
+    and their bundles; slots and groups as of row tile lane 0 of a bundle."""
+    rank = np.arange(len(dealt.item))
+    n, pieces = blocks[dealt.item], dealt.pieces[dealt.item]
+    begin, end = (n * j // pieces for j in (dealt.split, dealt.split + 1))
+    first, shared = rank - dealt.split, pieces > 1
+    slot, group = np.where(shared, rank, -1), np.where(shared, first // 2, -1)
+    columns = [dealt.item, np.zeros_like(rank), begin, end, dealt.split, pieces, slot, group]
+    # round 1 behind all others
+    turn = rank // max(1, int(dealt.bundle.max()) + 1)
+    walk = np.lexsort((np.where(turn == 1, MOST_ROUNDS, turn), dealt.bundle))
+    return np.stack(columns, axis=1)[walk], dealt.bundle[walk]

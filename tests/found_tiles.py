@@ -25,7 +25,7 @@ from mla_lab.plan.fixed_pieces import (
     runs_whole,
 )
 from mla_lab.plan.self_schedule import Costs, Line, self_schedule
-from mla_lab.plan.workspace import KEPT_WORDS
+from mla_lab.plan.workspace import HELD_REQUESTS, KEPT_WORDS
 
 #: `block_end` of a tile that ends where the keys end
 REST = 2**31 - 1
@@ -79,18 +79,19 @@ class Batch:
 
     @classmethod
     def of_dealt(cls, rng: random.Random, workers: int) -> Batch:
-        """Short requests of lengths about a mean, of which some are several times as long, by the
-        costs of the kernels: mostly dealt."""
-        row_tiles = rng.choice([1, 1, 2])
-        bundles = workers // row_tiles
-        turns = rng.choice([0.25, 0.5, 0.97, 1.9, 2.0, 3.0])
-        batch = max(1, min(256, round(bundles * turns)))
-        mean = rng.choice([100, 800, 1300, 2500])
-        kv_lens = [max(1, int(rng.gauss(mean, mean / 4))) for _ in range(batch)]
-        for _ in range(batch // 10):
-            kv_lens[rng.randrange(batch)] *= rng.choice([0, 2, 4, 30])
-        problem = Problem((1,) * batch, tuple(kv_lens), 16 * row_tiles)
-        return cls(problem, 16, workers, Costs(3, 4), rng.choice([0, 1]))
+        """Short requests of lengths about a mean, some several times as long, that are dealt."""
+        while True:
+            row_tiles = rng.choice([1, 1, 2])
+            batch = max(1, round(workers // row_tiles * rng.choice([0.5, 0.97, 1.9, 2, 2.9])))
+            mean = rng.choice([300, 800, 1300, 2500])
+            kv_lens = [max(1, int(rng.gauss(mean, mean / 4))) for _ in range(batch)]
+            for _ in range(batch // 8):
+                kv_lens[rng.randrange(batch)] *= rng.choice([0, 2, 3, 8])
+            problem = Problem((1,) * batch, tuple(kv_lens), 16 * row_tiles)
+            costs = Costs(3, rng.choice([4, 12]))
+            found = cls(problem, 16, workers, costs, rng.choice([0, 1]))
+            if batch <= HELD_REQUESTS and found.kind == "dealt":
+                return found
 
     def of_tiles(self, most: int) -> Batch:
         """The first requests, and of 16 heads, where the plan of all would have more tiles."""

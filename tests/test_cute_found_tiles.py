@@ -45,23 +45,23 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
     assert kernel.run.findings == []
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_workers_find_the_pieces_that_are_dealt(kernel: EmulatedKernel, seed: int) -> None:
+DEALT = [Batch.of_dealt(random.Random(seed), (4, 16, 33)[seed % 3]) for seed in range(24)]
+
+
+@pytest.mark.parametrize("batch", DEALT, ids=range(len(DEALT)))
+def test_workers_find_the_pieces_that_are_dealt(kernel: EmulatedKernel, batch: Batch) -> None:
     """As they find them, and as they kept them."""
-    batch = Batch.of_dealt(random.Random(seed), (4, 16, 33)[seed % 3])
     schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)
     for _ in range(2):
         assert launch(kernel, batch, schedule) == planned(batch)
         assert kernel.run.findings == []
 
 
-def test_batches_drawn_for_it_are_dealt() -> None:
-    batches = [Batch.of_dealt(random.Random(seed), (4, 16, 33)[seed % 3]) for seed in range(24)]
-    dealt = [batch for batch in batches if batch.kind == "dealt"]
-    assert len(dealt) >= 10
-    rounds = {int(np.diff(batch.plan.worker_begin).max()) for batch in dealt}
+def test_dealt_batches_have_several_rounds_and_many_pieces() -> None:
+    rounds = {int(np.diff(batch.plan.worker_begin).max()) for batch in DEALT}
     assert {1, 2, 3} <= rounds
-    assert any(batch.plan.tiles[:, 5].max() > 4 for batch in dealt)
+    assert max(int(batch.plan.tiles[:, 5].max()) for batch in DEALT) > 4
+    assert {batch.problem.heads for batch in DEALT} == {16, 32}
 
 
 @pytest.fixture(scope="module")

@@ -86,31 +86,28 @@ def cost_of(r: Requests, target: Int32):
 @cute.jit
 def sort(keys: cute.Tensor):
     """Keys of the warp, HELD a lane, into rising order (Batcher's bitonic sort)."""
-    lane = cute.arch.lane_idx()
-    size = Int32(2)
-    while size <= 32 * HELD:
+    lane, held = cute.arch.lane_idx(), HELD.bit_length() - 1
+    for log2 in cutlass.range(1, held + 6, unroll=1):
         # runs of `size` keys rise and fall by turns
-        stride = size >> 1
-        while stride >= HELD:
-            bit = stride // HELD
+        size = Int32(1) << log2
+        falls = ((lane * HELD) & size) != 0
+        for step in cutlass.range(1, log2 - held + 1, unroll=1):
+            bit = (size >> step) // HELD
             lower = (lane & bit) == 0
-            falls = ((lane * HELD) & size) != 0
             for c in cutlass.range_constexpr(HELD):
                 other = cute.arch.shuffle_sync_bfly(keys[c], bit)
                 low, high = cutlass.min(keys[c], other), cutlass.max(keys[c], other)
                 keys[c] = select(lower != falls, low, high)
-            stride = stride >> 1
-        for step in cutlass.range_constexpr(HELD.bit_length() - 1):
+        for step in cutlass.range_constexpr(held):
             apart = HELD >> (step + 1)
             if apart < size:
                 for c in cutlass.range_constexpr(HELD):
                     if cutlass.const_expr(c & apart == 0):
                         a, b = keys[c], keys[c + apart]
-                        falls = ((lane * HELD + c) & size) != 0
+                        falls_here = ((lane * HELD + c) & size) != 0
                         low, high = cutlass.min(a, b), cutlass.max(a, b)
-                        keys[c] = select(falls, high, low)
-                        keys[c + apart] = select(falls, low, high)
-        size = size << 1
+                        keys[c] = select(falls_here, high, low)
+                        keys[c + apart] = select(falls_here, low, high)
 
 
 @cute.jit

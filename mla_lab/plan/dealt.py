@@ -16,7 +16,7 @@ X0 is the least of the SEARCHED numbers from max(LEAST, ceil((sum of n + WHOLE N
 Targets X0 + 1, X0 + 2, ... are tried, up to three of them for N <= P and one for more items, until
 the greatest load of a bundle is at most X. The last one tried is taken where that load is below the
 price of shares. There is none for more than MOST_ROUNDS rounds or MOST_PIECES pieces, or where
-X0 > MOST_TARGET.
+the first number is above MOST_TARGET.
 
 A piece of a split item costs more than X / 2, and the costs of all pieces are at most P X; so fewer
 than 2 P pieces cost as much as such a piece, and each is dealt in round 0 or 1. A bundle walks the
@@ -38,7 +38,8 @@ WHOLE, SPLIT = 2, 5
 LEAST, SEARCHED = WHOLE + SPLIT, 8
 #: targets that are tried where every item may have a bundle of its own
 TRIED = 3
-#: so that a piece's cost, its number in its item and the request fit into one int32
+#: of the first number looked at, so that a piece's cost, its number in its item and the request
+#: fit into one int32
 MOST_TARGET = (1 << 14) - 1 - SEARCHED - TRIED
 #: rounds of a bundle, whose words a CTA keeps in one register a lane; pieces that it ranks
 MOST_ROUNDS, MOST_PIECES = 12, 512
@@ -68,7 +69,7 @@ def deal(blocks: np.ndarray, bundles: int) -> Dealt | None:
     least = max(LEAST, -(-int(blocks.sum() + WHOLE * len(blocks)) // bundles))
     fits = (x for x in range(least, least + SEARCHED) if _cost(blocks, x) <= bundles * x)
     first = next(fits, None)
-    if first is None or first > MOST_TARGET:
+    if first is None or least > MOST_TARGET:
         return None
     found = None
     for target in range(first + 1, first + 1 + (TRIED if len(blocks) <= bundles else 1)):

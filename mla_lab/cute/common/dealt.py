@@ -29,6 +29,7 @@ from .self_schedule import (
     HELD,
     MIDDLE,
     REST,
+    WORDS,
     Batch,
     Requests,
     Totals,
@@ -38,12 +39,14 @@ from .self_schedule import (
     total,
 )
 
-#: bits of the number of pieces or of a piece, and of it with a request above; above them a cost, in
-#: keys as what it lacks of MOST_COST, so that they rise where costs fall
+#: bits of the number of pieces or of a piece, and of it with a request above; above them what the
+#: cost lacks of MOST_COST, so that words rise where costs fall
 PIECE_BITS, ITEM_BITS, MOST_COST = 9, 17, (1 << 14) - 1
 PIECE, REQUEST = (1 << PIECE_BITS) - 1, (1 << (ITEM_BITS - PIECE_BITS)) - 1
-#: key of a lane's place without a request, behind all others
-NONE = 0x7FFFFFFF
+#: of a lane's place without a request, behind all others: no pieces
+NONE = 0x7FFFFFFF - PIECE
+#: lanes that stand for one round each, in `dealt_words`
+ROUNDS = 1 | 1 << WORDS | sum(1 << lane for lane in range(MIDDLE, MIDDLE + MOST_ROUNDS - 2))
 
 
 @dataclass(frozen=True)
@@ -55,98 +58,95 @@ class Dealt:
     pieces: Int32
 
 
-def upwards(divisor: Int32) -> tuple[Float32, Float32]:
-    """Factors of `ceil_of`."""
-    inverse = Float32(cute.arch.rcp_approx(Float32(divisor)))
-    return inverse, Float32(1.0) - Float32(0.5) * inverse
-
-
-def ceil_of(blocks: Int32, factors: tuple[Float32, Float32]) -> Int32:
+def ceil_of(blocks: Int32, divisor: Int32) -> Int32:
     """ceil(blocks / divisor), exact as in `self_schedule.even_pieces`."""
-    return Int32(Float32(blocks) * factors[0] + factors[1])
+    inverse = Float32(cute.arch.rcp_approx(Float32(divisor)))
+    return Int32(Float32(blocks) * inverse + (Float32(1.0) - Float32(0.5) * inverse))
 
 
-def pieces_for(blocks: Int32, target: Int32, factors: tuple[Float32, Float32]) -> Int32:
-    """Pieces of an item; `factors` of target - SPLIT."""
-    split = cutlass.max(ceil_of(blocks, factors), Int32(2))
+def pieces_for(blocks: Int32, target: Int32) -> Int32:
+    """Pieces of an item."""
+    split = cutlass.max(ceil_of(blocks, target - SPLIT), Int32(2))
     return select(blocks + WHOLE <= target, Int32(1), split)
 
 
 @cute.jit
-def cost_of(r: Requests, target: Int32):
-    """What all pieces cost, before their blocks are rounded up."""
-    factors, cost = upwards(target - SPLIT), Int32(0)
+def make_keys(r: Requests, target: Int32):
+    """Cost, request and number of pieces of each item, into `r.sizes`; returns the most pieces of
+    a lane's item, and what all cost, before their blocks are rounded up."""
+    total_cost, most, first = Int32(0), Int32(0), cute.arch.lane_idx() * HELD
     for c in cutlass.range_constexpr(HELD):
-        pieces = pieces_for(r.blocks[c], target, factors)
-        own = r.blocks[c] + select(pieces == 1, Int32(WHOLE), pieces * SPLIT)
-        cost = cost + select(r.tiles[c] > 0, own, Int32(0))
-    return total(cost)
+        blocks, pieces = r.blocks[c], pieces_for(r.blocks[c], target)
+        own = select(pieces == 1, Int32(WHOLE), Int32(SPLIT))
+        key = (MOST_COST - own - ceil_of(blocks, pieces)) << ITEM_BITS
+        key = key | (first + c) << PIECE_BITS | pieces
+        there = r.tiles[c] > 0
+        r.sizes[c] = select(there, key, Int32(NONE))
+        total_cost = total_cost + select(there, blocks + pieces * own, Int32(0))
+        most = cutlass.max(most, r.sizes[c] & PIECE)
+    return most, total(total_cost)
+
+
+def exchange(keys: cute.Tensor, a: int, b: int) -> None:
+    """The lower of two of a lane's keys first."""
+    low, high = cutlass.min(keys[a], keys[b]), cutlass.max(keys[a], keys[b])
+    keys[a], keys[b] = low, high
+
+
+@cute.jit
+def merge_in_lane(keys: cute.Tensor, size: int, alternate: bool):
+    """Runs of `size` keys, which rise and then fall, into rising order; every second one into
+    falling order, if they `alternate`."""
+    for step in cutlass.range_constexpr(size.bit_length() - 1):
+        apart = size >> (step + 1)
+        for c in cutlass.range_constexpr(HELD):
+            if cutlass.const_expr(c & apart == 0):
+                falls = alternate and c & size != 0
+                exchange(keys, c + apart * falls, c + apart * (not falls))
 
 
 @cute.jit
 def sort(keys: cute.Tensor):
-    """Keys of the warp, HELD a lane, into rising order (Batcher's bitonic sort)."""
+    """Keys of the warp, HELD a lane, into rising order (Batcher's bitonic sort): runs of 2, 4, ...
+    keys rise and fall by turns. Of a falling run all bits are turned over meanwhile."""
     lane, held = cute.arch.lane_idx(), HELD.bit_length() - 1
-    for log2 in cutlass.range(1, held + 6, unroll=1):
-        # runs of `size` keys rise and fall by turns
-        size = Int32(1) << log2
-        falls = ((lane * HELD) & size) != 0
+    for log2 in cutlass.range_constexpr(1, held):
+        merge_in_lane(keys, 1 << log2, True)
+    for log2 in cutlass.range(held, held + 6, unroll=1):
+        turned = select((lane >> (log2 - held) & 1) == 1, Int32(-1), Int32(0))
+        for c in cutlass.range_constexpr(HELD):
+            keys[c] = keys[c] ^ turned
         for step in cutlass.range(1, log2 - held + 1, unroll=1):
-            bit = (size >> step) // HELD
-            lower = (lane & bit) == 0
+            bit = Int32(1) << (log2 - held - step)
             for c in cutlass.range_constexpr(HELD):
                 other = cute.arch.shuffle_sync_bfly(keys[c], bit)
                 low, high = cutlass.min(keys[c], other), cutlass.max(keys[c], other)
-                keys[c] = select(lower != falls, low, high)
-        for step in cutlass.range_constexpr(held):
-            apart = HELD >> (step + 1)
-            if apart < size:
-                for c in cutlass.range_constexpr(HELD):
-                    if cutlass.const_expr(c & apart == 0):
-                        a, b = keys[c], keys[c + apart]
-                        falls_here = ((lane * HELD + c) & size) != 0
-                        low, high = cutlass.min(a, b), cutlass.max(a, b)
-                        keys[c] = select(falls_here, high, low)
-                        keys[c + apart] = select(falls_here, low, high)
+                keys[c] = select((lane & bit) == 0, low, high)
+        merge_in_lane(keys, HELD, False)
+        for c in cutlass.range_constexpr(HELD):
+            keys[c] = keys[c] ^ turned
 
 
 @cute.jit
-def rank_pieces(r: Requests, target: Int32, scratch: cute.Pointer):
-    """Store cost, number in its item and request of each piece by its rank; returns how many there
-    are. `r.sizes` are overwritten."""
-    lane, factors = cute.arch.lane_idx(), upwards(target - SPLIT)
-    keys = r.sizes
-    for c in cutlass.range_constexpr(HELD):
-        pieces = pieces_for(r.blocks[c], target, factors)
-        whole, split = r.blocks[c] + WHOLE, ceil_of(r.blocks[c], upwards(pieces)) + SPLIT
-        cost = select(pieces == 1, whole, split)
-        key = (MOST_COST - cost) << ITEM_BITS | (lane * HELD + c) << PIECE_BITS | pieces
-        keys[c] = select(r.tiles[c] > 0, key, Int32(NONE))
+def rank_pieces(keys: cute.Tensor, most: Int32, scratch: cute.Pointer):
+    """Store each piece by its rank: its item's key with its number in place of that of pieces;
+    returns how many there are, up to MOST_PIECES of which are stored. `most`: pieces of a lane's
+    item."""
     sort(keys)
-    mine, most = Int32(0), Int32(0)
+    mine = Int32(0)
     for c in cutlass.range_constexpr(HELD):
-        pieces = item_pieces(keys[c])
-        mine, most = mine + pieces, cutlass.max(most, pieces)
+        mine = mine + (keys[c] & PIECE)
     upto = scan(mine)
-    most = Int32(cute.arch.warp_redux_sync(most, "max"))
-    cute.arch.sync_warp()  # what was stored for another target has been read
-    for split in cutlass.range(most, unroll=1):
-        rank = upto - mine
-        for c in cutlass.range_constexpr(HELD):
-            pieces = item_pieces(keys[c])
-            cost = MOST_COST - (keys[c] >> ITEM_BITS)
-            request = keys[c] & (REQUEST << PIECE_BITS)
-            if (split < pieces) & (rank + split < MOST_PIECES):
-                word = cost << ITEM_BITS | request | split
-                store_relaxed(scratch + (rank + split), word)
-            rank = rank + pieces
+    pieces = cute.arch.shuffle_sync(upto, 31)
+    if pieces <= MOST_PIECES:
+        for split in cutlass.range(most, unroll=1):
+            place = scratch + (upto - mine + split)
+            for c in cutlass.range_constexpr(HELD):
+                if split < (keys[c] & PIECE):
+                    store_relaxed(place, (keys[c] & ~PIECE) | split)
+                place = place + (keys[c] & PIECE)
     cute.arch.sync_warp()
-    return cute.arch.shuffle_sync(upto, 31)
-
-
-def item_pieces(key: Int32) -> Int32:
-    """Pieces of a key's item, 0 of none."""
-    return select(key == NONE, Int32(0), key & PIECE)
+    return pieces
 
 
 def rank_of(part: Int32, turn: Int32, bundles: Int32) -> Int32:
@@ -156,20 +156,16 @@ def rank_of(part: Int32, turn: Int32, bundles: Int32) -> Int32:
 
 @cute.jit
 def greatest_load(pieces: Int32, bundles: Int32, scratch: cute.Pointer):
-    """Of any bundle, a lane adding up every 32nd one."""
-    lane, loads = cute.arch.lane_idx(), cute.make_rmem_tensor(HELD, Int32)
-    for c in cutlass.range_constexpr(HELD):
-        loads[c] = Int32(0)
-    rounds = Int32(Uint32(pieces + bundles - 1) // Uint32(bundles))
-    for turn in cutlass.range(rounds, unroll=1):
-        for c in cutlass.range_constexpr(HELD):
-            part = lane + 32 * c
-            rank = rank_of(part, turn, bundles)
-            left = select(part < bundles, pieces - rank, Int32(0))
-            loads[c] = loads[c] + (load_where(scratch + rank, 0, left, 0) >> ITEM_BITS)
-    most = loads[0]
-    for c in cutlass.range_constexpr(1, HELD):
-        most = cutlass.max(most, loads[c])
+    """Of any bundle, a lane adding up every 32nd one; four rounds in one latency."""
+    most = Int32(0)
+    for part in cutlass.range(cute.arch.lane_idx(), bundles, 32, unroll=1):
+        load = Int32(0)
+        for turn in cutlass.range(0, MOST_ROUNDS, 4, unroll=1):
+            for i in cutlass.range_constexpr(4):
+                rank = rank_of(part, turn + i, bundles)
+                word = load_where(scratch + rank, 0, pieces - rank, 0)
+                load = load + select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
+        most = cutlass.max(most, load)
     return Int32(cute.arch.warp_redux_sync(most, "max"))
 
 
@@ -178,48 +174,51 @@ def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt
     """Pieces of the only group of requests, stored by rank for the target that was tried last."""
     least = Int32(Uint32(t.work + WHOLE * t.items + bundles - 1) // Uint32(bundles))
     target = cutlass.max(least, LEAST)
-    end, found = target + SEARCHED, Int32(0)
-    while (found == 0) & (target < end) & (target <= MOST_TARGET):
-        found = select(cost_of(r, target) <= bundles * target, Int32(1), Int32(0))
-        target = target + 1
-    end = target + select(t.items <= bundles, Int32(TRIED), Int32(1))
+    end, found, tried = target + SEARCHED, Int32(0), Int32(TRIED)
+    if t.items > bundles:
+        tried = Int32(1)
+    if target > MOST_TARGET:
+        end = Int32(0)
     load, pieces = Int32(REST), Int32(0)
-    while (found == 1) & (target < end):
-        pieces = rank_pieces(r, target, scratch)
-        if (pieces <= MOST_PIECES) & (pieces <= MOST_ROUNDS * bundles):
-            load = greatest_load(pieces, bundles, scratch)
-        else:
-            found, load = Int32(0), Int32(0)
-        end = select(load <= target, target, end)
+    while target < end:
+        most, cost = make_keys(r, target)
+        most = Int32(cute.arch.warp_redux_sync(most, "max"))
+        if found == 1:
+            pieces = rank_pieces(r.sizes, most, scratch)
+            load = Int32(0)
+            if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
+                load = greatest_load(pieces, bundles, scratch)
+            end = select(load <= target, target, end)
+        elif cost <= bundles * target:
+            found, end = Int32(1), target + 1 + tried
         target = target + 1
-    return Dealt(select(found == 1, target - 1, Int32(0)), load, pieces)
+    return Dealt(select((found == 1) & (load > 0), target - 1, Int32(0)), load, pieces)
 
 
 @cute.jit
 def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int32:
     """The words of a worker's tiles; `place`: its bundle, of how many, its row tile, of how many.
-    Lane t has what follows from the piece of round t."""
+    Eight lanes each have the pieces of rounds 0 and 1, one each those of later ones."""
     part, bundles, row_tile, row_tiles = place
     lane = cute.arch.lane_idx()
-    rank = rank_of(part, lane, bundles)
-    there = (lane < MOST_ROUNDS) & (part < bundles) & (rank < d.pieces)
-    word = load_where(scratch + rank, 0, select(there, Int32(1), Int32(0)), 0)
+    turn = select(lane < 2 * WORDS, lane // WORDS, lane - (MIDDLE - 2))
+    rank = rank_of(part, turn, bundles)
+    left = select(part < bundles, d.pieces - rank, Int32(0))
+    word = load_where(scratch + rank, 0, left, 0)
     request, split = (word >> PIECE_BITS) & REQUEST, word & PIECE
     kv_len = load_relaxed(b.seq_lens.iterator + request)
     blocks = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
-    pieces = pieces_for(blocks, d.target, upwards(d.target - SPLIT))
+    pieces = pieces_for(blocks, d.target)
     begin, end = [Int32(Uint32(blocks * j) // Uint32(pieces)) for j in (split, split + 1)]
-    shared = pieces > 1
     slot = row_tile * (2 * bundles) + rank
     group = ((rank - split) >> 1) * row_tiles + row_tile
-    row = [
-        request, row_tile, begin, select(shared, end, Int32(REST)), split, pieces,
-        select(shared, slot, Int32(-1)), select(shared, group, Int32(-1)),
-    ]  # fmt: skip
-    words = cute.arch.shuffle_sync(select(there, request, Int32(-1)), (lane - MIDDLE + 2) & 31)
+    if pieces == 1:
+        end, slot, group = Int32(REST), Int32(-1), Int32(-1)
+    row, words = [request, row_tile, begin, end, split, pieces, slot, group], request
     for i, value in enumerate(row):
-        of_round = cute.arch.shuffle_sync(select(there, value, Int32(-1)), (lane >> 3) & 1)
-        words = select((lane < 16) & ((lane & 7) == i), of_round, words)
-    count = total(select(there, Int32(1), Int32(0)))
-    first_end = cute.arch.shuffle_sync(end, 0)
-    return pack(lane, [Int32(1), Int32(-1), count, Int32(0), first_end, Int32(0)], BUNDLED, words)
+        words = select((lane < 2 * WORDS) & (lane % WORDS == i), value, words)
+    words = select(left > 0, words, Int32(-1))
+    there = cute.arch.vote_ballot_sync(left > 0)
+    first = cutlass.min(cute.arch.shuffle_sync(end, 0), cute.arch.shuffle_sync(blocks, 0))
+    count = Int32(cute.arch.popc(Uint32(there) & ROUNDS))
+    return pack(lane, [Int32(1), Int32(-1), count, Int32(0), first, Int32(0)], BUNDLED, words)

@@ -203,7 +203,8 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     lane = cute.arch.lane_idx()
     turn = select(lane < 2 * WORDS, lane // WORDS, lane - (MIDDLE - 2))
     rank = rank_of(part, turn, bundles)
-    left = select(part < bundles, d.pieces - rank, Int32(0))
+    there = (part < bundles) & (turn >= 0) & (lane != MIDDLE - 1) & (lane != MIDDLE - 2)
+    left = select(there, d.pieces - rank, Int32(0))
     word = load_where(scratch + rank, 0, left, 0)
     request, split = (word >> PIECE_BITS) & REQUEST, word & PIECE
     kv_len = load_relaxed(b.seq_lens.iterator + request)

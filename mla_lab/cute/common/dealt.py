@@ -180,10 +180,10 @@ def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt
     if target > MOST_TARGET:
         end = Int32(0)
     load, pieces = Int32(REST), Int32(0)
-    while cute.arch.make_warp_uniform(target - end) < 0:
+    while target < end:
         most, cost = make_keys(r, target)
         most = Int32(cute.arch.warp_redux_sync(most, "max"))
-        if cute.arch.make_warp_uniform(found) == 1:
+        if found == 1:
             pieces = rank_pieces(r.sizes, most, scratch)
             load = Int32(0)
             if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):

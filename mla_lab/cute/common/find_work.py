@@ -46,11 +46,10 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     dealt = Dealt(Int32(0), Int32(REST), Int32(0))
     shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
     small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
-    if cute.arch.make_warp_uniform(select(shares & small, Int32(1), Int32(0))) == 1:
+    if shares & small:
         dealt = deal(t, bundles, r, scratch)
     words = Int32(0)
-    taken = (dealt.target > 0) & (dealt.load < price_of_shares(b, line))
-    if cute.arch.make_warp_uniform(select(taken, Int32(1), Int32(0))) == 1:
+    if (dealt.target > 0) & (dealt.load < price_of_shares(b, line)):
         words = dealt_words(b, dealt, place, scratch)
     else:
         words = cut_words(b, t, r, line, place)

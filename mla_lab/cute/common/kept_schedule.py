@@ -98,7 +98,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     else:
         changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
-    if cute.arch.make_warp_uniform(cute.arch.vote_ballot_sync(changed != 0)) != 0:
+    if not cute.arch.vote_all_sync(changed == 0):
         if const_expr(b.single):
             words = find_work_of_one(b, worker)
         elif const_expr(b.pieces):

@@ -22,7 +22,7 @@ from ...plan.dealt import (
     TRIED,
     WHOLE,
 )
-from .ptx_sm90 import div_pow2, load_relaxed, load_where, store_relaxed
+from .ptx_sm90 import div_pow2, load_relaxed, load_where, small_quotient, store_relaxed
 from .self_schedule import (
     BLOCK,
     BUNDLED,
@@ -210,7 +210,10 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     kv_len = load_relaxed(b.seq_lens.iterator + request)
     blocks = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
     pieces = pieces_for(blocks, d.target)
-    begin, end = [Int32(Uint32(blocks * j) // Uint32(pieces)) for j in (split, split + 1)]
+    # blocks * split // pieces, without a long division
+    each = small_quotient(blocks, pieces)
+    rest = blocks - each * pieces
+    begin, end = [each * j + small_quotient(rest * j, pieces) for j in (split, split + 1)]
     slot = row_tile * (2 * bundles) + rank
     group = ((rank - split) >> 1) * row_tiles + row_tile
     if pieces == 1:

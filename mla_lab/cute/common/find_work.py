@@ -49,17 +49,11 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     if shares & small:
         dealt = deal(t, bundles, r, scratch)
     words = Int32(0)
-    if (dealt.target > 0) & (dealt.load < price_of_shares(b, line)):
+    if (dealt.target > 0) & (dealt.load < line.price):
         words = dealt_words(b, dealt, place, scratch)
     else:
         words = cut_words(b, t, r, line, place)
     return words
-
-
-def price_of_shares(b: Batch, line: Line) -> Int32:
-    """Of a line that is cut in shares."""
-    share = Int32((line.length + line.parts - 1) // line.parts)
-    return share + line.piece + ((b.costs >> 8) & 255)
 
 
 @cute.jit

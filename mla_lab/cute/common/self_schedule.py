@@ -117,6 +117,8 @@ class Line:
     even: Int32
     piece: Int32
     bundled: Int32
+    #: of shares or even pieces, whichever is the lower one
+    price: Int32
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
         length, parts, even = t.items, bundles, Int32(0)
     if even > 0:
         length, parts = pieces, pieces
-    return Line(Uint32(length), Uint32(parts), shift, whole, even, piece, t.bundled)
+    return Line(Uint32(length), Uint32(parts), shift, whole, even, piece, t.bundled, price)
 
 
 @cute.jit

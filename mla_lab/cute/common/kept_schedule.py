@@ -14,7 +14,7 @@ from cutlass import Int32, const_expr
 from .find_work import find_work, find_work_of_one
 from .fixed_pieces import find_pieces
 from .kv_prefetch import KvCache, prefetch_tiles
-from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed, unlikely
+from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
 from .self_schedule import (
     COUNT,
     END,
@@ -98,7 +98,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     else:
         changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
-    if unlikely(cute.arch.vote_any_sync(changed != 0)):
+    if not cute.arch.vote_all_sync(changed == 0):
         if const_expr(b.single):
             words = find_work_of_one(b, worker)
         elif const_expr(b.pieces):

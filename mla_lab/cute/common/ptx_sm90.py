@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
 
 #: L2 policy word of the bulk tensor copy (CUTLASS, cute/arch/copy_sm90_desc.hpp)
 EVICT_FIRST = 0x12F0000000000000
@@ -26,12 +24,6 @@ def ptx(code: str, *args: Any, out: Any = None) -> Any:
     if out is None:
         return cute.arch.inline_ptx(code, read_only_args=list(args))
     return cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(args))
-
-
-def unlikely(condition: Any) -> Any:
-    """The condition, with its branch behind the rest of a kernel's code (see `jit.code_size`)."""
-    value = cutlass.Boolean(condition)
-    return cutlass.Boolean(llvm.intr_expect(value.ir_value(), cutlass.Boolean(False).ir_value()))
 
 
 def load_relaxed(pointer: cute.Pointer) -> Int32:

@@ -22,6 +22,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.launch_arguments import operand_fields
+from ..common.ptx_sm90 import ptx
 from ..common.worker_plan import gate_closed, prefetch_ahead
 from ..rows_on_m.params import Cta, Globals
 from ..rows_on_m.profile import profile_event
@@ -85,21 +86,20 @@ def run_or_find(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas
     the rest of the code, which a step fetches anew in each layer (`jit.code_size`)."""
     cta_idx, _, _ = cute.arch.block_idx()
     rank = cta_idx % cfg.cluster
-    running = Int32(1)
-    while running == 1:
-        plan = load_plan(cfg, s)
-        if plan.last >= 0:
-            profile_event(cfg, g, "set up")
-            variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
-            if const_expr(cfg.cluster == 2):
-                # a CTA must not exit while the other multicasts into it or arrives on its barriers
-                cute.arch.cluster_arrive_relaxed()
-                cute.arch.cluster_wait()
-            running = Int32(0)
-        else:
-            if warp_idx == 1:
-                find_plan_anew(cfg, g, s, cta_idx, rank)
-            cute.arch.sync_threads()
+    ptx("FIND_AGAIN:")
+    plan = load_plan(cfg, s)
+    if plan.last >= 0:
+        profile_event(cfg, g, "set up")
+        variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
+    else:
+        if warp_idx == 1:
+            find_plan_anew(cfg, g, s, cta_idx, rank)
+        cute.arch.sync_threads()
+        ptx("bra FIND_AGAIN;")
+    if const_expr(cfg.cluster == 2):
+        # a CTA must not exit while the other multicasts into it or arrives on its barriers
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
 
 
 class KeepAB:

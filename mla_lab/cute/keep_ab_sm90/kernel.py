@@ -91,6 +91,7 @@ def run_or_find(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas
     if plan.last >= 0:
         profile_event(cfg, g, "set up")
         variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
+        ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0; @p bra FIND_AGAIN; }", g.num_workers)
     else:
         if warp_idx == 1:
             find_plan_anew(cfg, g, s, cta_idx, rank)

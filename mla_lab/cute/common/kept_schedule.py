@@ -83,9 +83,10 @@ def keep_lengths(b: Batch, row: cute.Pointer):
 
 
 @cute.jit
-def kept_words(b: Batch, worker: Int32, kept: cute.Tensor):
-    """The words of the module's table that the CTA kept, and whether lengths and all else are what
-    they were found from.
+def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
+    """The words of the module's table by the rule: those that the CTA kept, where lengths and all
+    else are the same, or those of `find_work`, which it then keeps. For a batch that one group does
+    not hold they are found in each launch.
 
     kept: int32 [KEPT]: words, key, lengths, where each request's query tokens end, one a lane in
     each row of 32. It may hold anything: the batch is not 0, and the key has a checksum.
@@ -97,23 +98,18 @@ def kept_words(b: Batch, worker: Int32, kept: cute.Tensor):
     else:
         changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
-    return words, cute.arch.vote_all_sync(changed == 0)
-
-
-@cute.jit
-def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words by the rule, which the CTA then keeps: those of a batch that one group does not
-    hold are found in each launch."""
-    row = kept.iterator + cute.arch.lane_idx()
-    if const_expr(b.single):
-        words = find_work_of_one(b, worker)
-    elif const_expr(b.pieces):
-        words = find_pieces(b, worker)
-    else:
-        words = find_work(b, worker, kept.iterator + 32 * 2)
-    store_relaxed(row, words)
-    store_relaxed(row + 32, key_of(b, worker, words))
-    keep_lengths(b, row)
+    # by a reduction, whose result ptxas takes for uniform: behind a vote every shuffle of the rule
+    # would have a second form for warps that have diverged, 130 B each
+    if cute.arch.warp_redux_sync(changed, "or") != 0:
+        if const_expr(b.single):
+            words = find_work_of_one(b, worker)
+        elif const_expr(b.pieces):
+            words = find_pieces(b, worker)
+        else:
+            words = find_work(b, worker, kept.iterator + 32 * 2)
+        store_relaxed(row, words)
+        store_relaxed(row + 32, key_of(b, worker, words))
+        keep_lengths(b, row)
     return words
 
 

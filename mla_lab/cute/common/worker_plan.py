@@ -11,7 +11,7 @@ from cutlass import Int32, const_expr
 
 from ...plan.workspace import KEPT_WORDS as KEPT
 from .fixed_pieces import Before, next_piece
-from .kept_schedule import find_plan_words, kept_words, prefetch_kept
+from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
 from .ptx_sm90 import load_relaxed
 from .self_schedule import (
@@ -51,22 +51,12 @@ def open_plan(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, c
     """The words of the module's table for CTA `cta`, by one warp, behind the wait for the kernel in
     front. `schedule` is int32 [workers + 1], where a worker's rows of `tiles` begin; without tiles
     it is [CTAs * KEPT], what each CTA found in a launch before (`kept_schedule`)."""
-    words, known = known_words(b, tiles, schedule, cta, cluster)
-    if not known:
-        words = find_plan_words(b, cta // cluster, kept_of(schedule, cta))
-    return words
-
-
-@cute.jit
-def known_words(b: Batch, tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32, cluster: int):
-    """The words of a plan in memory or of a launch before, and whether they are those of this
-    launch; else they are still to be found. Arguments as of `open_plan`."""
-    words, worker, known = Int32(0), cta // cluster, True
+    words, worker = Int32(0), cta // cluster
     if tiles.shape[0] > 0:
         words = read_plan(tiles, schedule, worker).words
     else:
-        words, known = kept_words(b, worker, kept_of(schedule, cta))
-    return words, known
+        words = find_plan_words(b, worker, kept_of(schedule, cta))
+    return words
 
 
 @cute.jit

@@ -17,18 +17,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache
 from ..common.launch_arguments import operand_fields
-from ..common.ptx_sm90 import ptx
 from ..common.worker_plan import gate_closed, prefetch_ahead
 from ..rows_on_m.params import Cta, Globals
 from ..rows_on_m.profile import profile_event
 from . import dual, fp8, kernel_bf16
-from .params import Config, Mmas, Shared
-from .tile_scheduler import find_plan, find_plan_anew, load_plan
+from .params import Config, Mmas
+from .tile_scheduler import find_plan, load_plan
 
 
 def variant(cfg: Config) -> ModuleType:
@@ -66,37 +65,16 @@ def decode_kernel(
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+    plan = load_plan(cfg, s)
+    profile_event(cfg, g, "set up")
+    cta = Cta(cfg, g, s, mma, plan, rank)
     if const_expr(cfg.dual):
-        plan = load_plan(cfg, s)
-        profile_event(cfg, g, "set up")
-        cta = Cta(cfg, g, s, mma, plan, rank)
         if not gate_closed(plan):
             variant(cfg).roles(cta, warp_idx)
         else:
             dual.swap_ab_roles(cta, swap, ahead, warp_idx)
     else:
-        run_or_find(cfg, g, s, mma, warp_idx)
-
-
-@cute.jit
-def run_or_find(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, mma: Mmas, warp_idx: Int32):
-    """The roles; ahead of them, in the first layer of a step, the CTA's tiles are found.
-
-    A loop with the roles first, since ptxas keeps this order: what is rarely executed lies behind
-    the rest of the code, which a step fetches anew in each layer (`jit.code_size`)."""
-    cta_idx, _, _ = cute.arch.block_idx()
-    rank = cta_idx % cfg.cluster
-    ptx("FIND_AGAIN:")
-    plan = load_plan(cfg, s)
-    if plan.last >= 0:
-        profile_event(cfg, g, "set up")
-        variant(cfg).roles(Cta(cfg, g, s, mma, plan, rank), warp_idx)
-        ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0; @p bra FIND_AGAIN; }", g.num_workers)
-    else:
-        if warp_idx == 1:
-            find_plan_anew(cfg, g, s, cta_idx, rank)
-        cute.arch.sync_threads()
-        ptx("bra FIND_AGAIN;")
+        variant(cfg).roles(cta, warp_idx)
     if const_expr(cfg.cluster == 2):
         # a CTA must not exit while the other multicasts into it or arrives on its barriers
         cute.arch.cluster_arrive_relaxed()

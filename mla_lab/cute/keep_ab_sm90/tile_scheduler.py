@@ -8,9 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from ..common.kept_schedule import find_plan_words
-from ..common.self_schedule import COUNT, Plan, select
-from ..common.worker_plan import kept_of, known_words, likely_words, open_plan, plan_of
+from ..common.self_schedule import COUNT, Plan
+from ..common.worker_plan import likely_words, open_plan, plan_of
 from ..rows_on_m.params import Globals
 from ..rows_on_m.work_records import batch_of, issue_loads, store_record
 from .params import Config, Shared
@@ -19,7 +18,7 @@ from .params import Config, Shared
 @cute.jit
 def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32, rank: Int32):
     """Leave this CTA's tiles in shared memory for `load_plan`, by one warp, and with 16 bits the
-    record of the first one; where they are still to be found, a number of tiles below 0.
+    record of the first one.
 
     What the record needs is loaded beside the lengths that the tiles are checked against, for the
     tile that the CTA began with last: one latency less in all layers of a step but the first."""
@@ -29,32 +28,17 @@ def find_plan(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32,
         likely = likely_words(g.tiles, g.schedule, cta)
     if const_expr(cfg.pdl):
         cute.arch.griddepcontrol_wait()
-    loads = None if const_expr(cfg.fp8) else issue_loads(cfg, g, likely)
-    if const_expr(cfg.dual):
-        words, known = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster), True
+    if const_expr(cfg.fp8):
+        words = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster)
+        plan_words(cfg, s)[cute.arch.lane_idx()] = words
     else:
-        words, known = known_words(b, g.tiles, g.schedule, cta, cfg.cluster)
-    count = cute.arch.shuffle_sync(words, COUNT)
-    lane = cute.arch.lane_idx()
-    if not known:
-        count = Int32(-1)
-    plan_words(cfg, s)[lane] = select(lane == COUNT, count, words)
-    if const_expr(not cfg.fp8):
+        loads = issue_loads(cfg, g, likely)
+        words = open_plan(b, g.tiles, g.schedule, cta, cfg.cluster)
+        plan_words(cfg, s)[cute.arch.lane_idx()] = words
         if not cute.arch.vote_all_sync(words == likely):
             loads = issue_loads(cfg, g, words)
-        if count > 0:
-            store_record(cfg, g, s, words, loads, Int32(0), rank)
-
-
-@cute.jit
-def find_plan_anew(cfg: cutlass.Constexpr[Config], g: Globals, s: Shared, cta: Int32, rank: Int32):
-    """What `find_plan` leaves, found from the lengths; by one warp."""
-    kept = kept_of(g.schedule, cta)
-    words = find_plan_words(batch_of(cfg, g), cta // cfg.cluster, kept)
-    plan_words(cfg, s)[cute.arch.lane_idx()] = words
-    if const_expr(not cfg.fp8):
         if cute.arch.shuffle_sync(words, COUNT) > 0:
-            store_record(cfg, g, s, words, issue_loads(cfg, g, words), Int32(0), rank)
+            store_record(cfg, g, s, words, loads, Int32(0), rank)
 
 
 @cute.jit

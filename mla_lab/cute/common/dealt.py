@@ -136,11 +136,10 @@ def rank_pieces(keys: cute.Tensor, most: Int32, scratch: cute.Pointer):
     mine = Int32(0)
     for c in cutlass.range_constexpr(HELD):
         mine = mine + (keys[c] & PIECE)
-    upto = scan(mine)
-    pieces = cute.arch.shuffle_sync(upto, 31)
+    begin, pieces = scan(mine) - mine, total(mine)
     if pieces <= MOST_PIECES:
         for split in cutlass.range(most, unroll=1):
-            place = scratch + (upto - mine + split)
+            place = scratch + (begin + split)
             for c in cutlass.range_constexpr(HELD):
                 if split < (keys[c] & PIECE):
                     store_relaxed(place, (keys[c] & ~PIECE) | split)
@@ -158,12 +157,13 @@ def rank_of(part: Int32, turn: Int32, bundles: Int32) -> Int32:
 def greatest_load(pieces: Int32, bundles: Int32, scratch: cute.Pointer):
     """Of any bundle, a lane adding up every 32nd one; four rounds in one latency."""
     most = Int32(0)
-    for part in cutlass.range(cute.arch.lane_idx(), bundles, 32, unroll=1):
-        load = Int32(0)
+    for base in cutlass.range(0, bundles, 32, unroll=1):
+        part, load = base + cute.arch.lane_idx(), Int32(0)
         for turn in cutlass.range(0, MOST_ROUNDS, 4, unroll=1):
             for i in cutlass.range_constexpr(4):
                 rank = rank_of(part, turn + i, bundles)
-                word = load_where(scratch + rank, 0, pieces - rank, 0)
+                left = select(part < bundles, pieces - rank, Int32(0))
+                word = load_where(scratch + rank, 0, left, 0)
                 load = load + select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
         most = cutlass.max(most, load)
     return Int32(cute.arch.warp_redux_sync(most, "max"))

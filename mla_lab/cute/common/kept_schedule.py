@@ -98,9 +98,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     else:
         changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
-    # by a reduction, whose result ptxas takes for uniform: behind a vote every shuffle of the rule
-    # would have a second form for warps that have diverged, 130 B each
-    if cute.arch.warp_redux_sync(changed, "or") != 0:
+    if not cute.arch.vote_all_sync(changed == 0):
         if const_expr(b.single):
             words = find_work_of_one(b, worker)
         elif const_expr(b.pieces):

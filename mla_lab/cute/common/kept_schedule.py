@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
+from ...plan.dealt import MOST_PIECES
 from .find_work import find_work, find_work_of_one
 from .fixed_pieces import find_pieces
 from .kv_prefetch import KvCache, prefetch_tiles
+from .outlined import call_outlined
 from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
 from .self_schedule import (
     COUNT,
@@ -99,16 +101,41 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
         changed = any_length_differs(b, row)
     changed = changed | (key ^ key_of(b, worker, words))
     if not cute.arch.vote_all_sync(changed == 0):
-        if const_expr(b.single):
-            words = find_work_of_one(b, worker)
-        elif const_expr(b.pieces):
-            words = find_pieces(b, worker)
-        else:
-            words = find_work(b, worker, kept.iterator + 32 * 2)
+        words = find_outlined(b, worker, kept)
         store_relaxed(row, words)
         store_relaxed(row + 32, key_of(b, worker, words))
         keep_lengths(b, row)
     return words
+
+
+def find_outlined(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
+    """The words by the rule, found by a function of its own: one layer of a step calls it."""
+    rule = "one_request" if b.single else "pieces" if b.pieces else "work"
+    numbers = [Int32(n) for n in (b.heads, b.q_len, b.workers, b.costs, worker)]
+    # the division by a constant is a shift
+    rows = [] if isinstance(b.tile_rows, int) else [Int32(b.tile_rows)]
+    scratch = kept.iterator + 32 * 2
+    addresses = [Int64(p.toint()) for p in (b.seq_lens.iterator, b.q_begin.iterator, scratch)]
+
+    def body(seq_lens, q_begin, scratch, batch, heads, q_len, workers, costs, worker, *tile_rows):
+        given = Batch(
+            ints_at(seq_lens, batch), ints_at(q_begin, batch + 1), heads, q_len, workers, costs,
+            tile_rows[0] if tile_rows else b.tile_rows, b.single, b.pieces,
+        )  # fmt: skip
+        if b.single:
+            return find_work_of_one(given, worker)
+        if b.pieces:
+            return find_pieces(given, worker)
+        return find_work(given, worker, ints_at(scratch, MOST_PIECES).iterator)
+
+    args = [*addresses, Int32(b.seq_lens.shape[0]), *numbers, *rows]
+    return call_outlined(f"find_{rule}", body, args)
+
+
+def ints_at(address: Int64, count: Int32) -> cute.Tensor:
+    """int32 [count] in global memory."""
+    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.gmem, assumed_align=4)
+    return cute.make_tensor(pointer, cute.make_layout((count,)))
 
 
 @cute.jit

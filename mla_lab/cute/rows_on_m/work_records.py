@@ -21,7 +21,7 @@ MOST_BLOCKS = 1 << 24
 
 def batch_of(cfg: Config, g: Globals) -> Batch:
     """What the scheduling rule reads."""
-    tile_rows = Int32(BLOCK * cfg.cluster)
+    tile_rows = BLOCK * cfg.cluster
     return Batch(
         g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
         single=bool(cfg.dual), pieces=bool(cfg.pieces),

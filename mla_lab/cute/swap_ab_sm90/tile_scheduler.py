@@ -53,9 +53,8 @@ def load_entries(g: Globals, request: Int32, base: Int32):
 
 def batch_of(c: Traits, g: Globals) -> Batch:
     """What the scheduling rule reads."""
-    rows = Int32(c.rows)
     return Batch(
-        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, rows, pieces=c.pieces
+        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, c.rows, pieces=c.pieces
     )
 
 

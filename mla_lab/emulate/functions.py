@@ -1,0 +1,82 @@
+"""PTX functions in the place of their calls, since a kernel is emulated as one list of instructions.
+
+Of a module as libNVVM writes it: parameters are read by `ld.param` and passed by `st.param`, in a
+block of their own around each call.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ..core.errors import invalid
+
+_FUNCTION = re.compile(r"\.func\s*(?:\(([^)]*)\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*\{", flags=re.S)
+_CALL = re.compile(r"\{([^{}]*?\bcall(?:\.uni)?\s*(?:\(([^)]*)\)\s*,\s*)?([\w$]+)[^{}]*)\}")
+_PARAM = re.compile(r"\.param\s+\.\w+\s+([\w$]+)")
+_PASSED = re.compile(r"st\.param\.(\w+)\s+\[([\w$]+)\]\s*,\s*([^;]+);")
+_TAKEN = re.compile(r"ld\.param\.(\w+)\s+([^,]+),\s*\[([\w$]+)\]\s*;")
+
+
+class Function(NamedTuple):
+    """A device function: what it returns and takes by name, and the text between its braces."""
+
+    results: list[str]
+    params: list[str]
+    body: str
+
+
+def without_calls(text: str) -> str:
+    """A module whose calls are replaced by the functions' bodies, which are left out. Raises
+    InvalidInput for a call of a function that the module does not define."""
+    functions: dict[str, Function] = {}
+    while head := _FUNCTION.search(text):
+        end = _closing(text, head.end())
+        results, params = (_PARAM.findall(head[i] or "") for i in (1, 3))
+        functions[head[2]] = Function(results, params, text[head.end() : end])
+        text = text[: head.start()] + text[end + 1 :]
+    calls = 0
+    while call := _CALL.search(text):
+        if call[3] not in functions:
+            raise invalid("PTX", f"a call of {call[3]}", f"functions of the module: {functions}")
+        body = _inlined(functions[call[3]], call[1], f"c{calls}")
+        text = text[: call.start()] + body + text[call.end() :]
+        calls += 1
+    return text
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the brace that was opened before `at` closes."""
+    depth = 1
+    for m in re.compile(r"[{}]").finditer(text, at):
+        depth += 1 if m[0] == "{" else -1
+        if depth == 0:
+            return m.start()
+    raise invalid("PTX", "a function without its end", "a closing brace")
+
+
+def _inlined(function: Function, call: str, mark: str) -> str:
+    """The body with registers and labels of this call alone, its parameters as moves."""
+    body = function.body
+    names = re.findall(r"\.reg\s+\.\w+\s+(%\w+?)<\d+>", body)
+    for name in sorted(names, key=len, reverse=True):
+        body = re.sub(rf"{name}(?=\d|<\d)", f"%{mark}{name[1:]}", body)
+    body = re.sub(r"\$L__[\w$]+", rf"\g<0>_{mark}", body)
+    values = {name: value.strip() for _, name, value in _PASSED.findall(call)}
+    order = re.findall(r"\(([^)]*)\)\s*;", call)[-1].split(",")
+    given = {p: values[a.strip()] for p, a in zip(function.params, order, strict=True)}
+    body = _TAKEN.sub(lambda m: f"mov.{m[1]} {m[2]}, {given[m[3]]};", body)
+    returned = {name: f"%{mark}_{name}" for name in function.results}
+    kinds: dict[str, str] = {}
+
+    def leave(m: re.Match[str]) -> str:
+        kinds[m[2]] = m[1]
+        return f"mov.{m[1]} {returned[m[2]]}, {m[3]};"
+
+    body = re.sub(r"\bret\s*;", f"bra $L__end_{mark};", _PASSED.sub(leave, body))
+    taken = re.search(r"\(([^)]*)\)\s*,", call)
+    back = zip(taken[1].split(",") if taken else [], function.results, strict=True)
+    results = {name.strip(): returned[result] for name, result in back}
+    after = "".join(f"mov.{kind} {to}, {results[name]};" for kind, to, name in _TAKEN.findall(call))
+    declared = "".join(f".reg .{kinds[name]} {returned[name]};" for name in function.results)
+    return f"{declared}{body}$L__end_{mark}:\n{after}"

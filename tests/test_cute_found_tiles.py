@@ -189,7 +189,8 @@ def test_what_was_found_is_taken_again_only_where_all_is_the_same(kernel: Emulat
     assert launch(kernel, first, schedule) == planned(first)
     found = kernel.run.instructions
     assert launch(kernel, first, schedule) == planned(first)
-    assert kernel.run.instructions < found / 2
+    again = kernel.run.instructions
+    assert again < found / 2
     for other in (
         batch_of(3000, 700, 65),
         batch_of(3000, 700, 64, 64),
@@ -199,7 +200,7 @@ def test_what_was_found_is_taken_again_only_where_all_is_the_same(kernel: Emulat
         batch_of(3000, 700, 64, q_lens=(2, 1, 1)),
     ):
         assert launch(kernel, other, schedule) == planned(other)
-        assert kernel.run.instructions > found / 2
+        assert kernel.run.instructions > 1.5 * again
 
 
 @pytest.mark.parametrize("row", range(0, 24, 5))

@@ -1,4 +1,4 @@
-"""PTX functions in the place of their calls, since a kernel is emulated as one list of instructions.
+"""PTX functions in the place of their calls: a kernel is emulated as one list of instructions.
 
 Of a module as libNVVM writes it: parameters are read by `ld.param` and passed by `st.param`, in a
 block of their own around each call.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.errors import invalid
+from .functions import without_calls
 
 #: bytes of a PTX type
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
@@ -91,8 +92,9 @@ def shorten(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """PTX without comments, and with short file names."""
-    return re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", shorten(text)), flags=re.S)
+    """PTX without comments, with short file names, and with functions in place of their calls."""
+    text = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", shorten(text)), flags=re.S)
+    return without_calls(text)
 
 
 def rewritten(text: str, edits: Iterable[tuple[Instruction, Instruction]]) -> str:

@@ -9,14 +9,16 @@ k = max(2, ceil(n / (X - SPLIT))) even pieces are made, which cost ceil(n / k) +
 stand by falling cost, of equal cost by item and piece; the one in place r has *rank* r. Bundle i of
 P takes rank t P + i in round t = 0, 2, ... and rank t P + P - 1 - i in round t = 1, 3, ...
 
-X0 is the least of the SEARCHED numbers from max(LEAST, ceil((sum of n + WHOLE N) / P)) on with
+The cost of all pieces for a target, before their blocks are rounded up, is
 
-    sum of n + WHOLE (whole items) + SPLIT (pieces of others) <= P X0.
+    c(X) = sum of n + WHOLE (whole items) + SPLIT (pieces of others),
 
-Targets X0 + 1, X0 + 2, ... are tried, up to three of them for N <= P and one for more items, until
-the greatest load of a bundle is at most X. The last one tried is taken where that load is below the
-price of shares. There is none for more than MOST_ROUNDS rounds or MOST_PIECES pieces, or where
-the first number is above MOST_TARGET.
+which does not rise with X. Targets are tried from ceil(c(Y) / P) on, where Y lies halfway between
+the least target, max(LEAST, ceil((sum of n + WHOLE N) / P)), and ceil(c(that) / P). One with
+c(X) > P X has no room, and is passed over. TRIED are looked at, until the greatest load of a bundle
+is at most X, or for N > P until one is dealt. The last one dealt is taken where its load is below
+the price of shares. None is where there are more than MOST_ROUNDS rounds or MOST_PIECES pieces, or
+the least target is above MOST_TARGET.
 
 A piece of a split item costs more than X / 2, and the costs of all pieces are at most P X; so fewer
 than 2 P pieces cost as much as such a piece, and each is dealt in round 0 or 1. A bundle walks the
@@ -34,13 +36,11 @@ import numpy as np
 #: steps with 128 heads, whose times the greatest load of a CTA gives within 1.7 % (H200,
 #: 2026-11-29, `data/notes/kernel_attempts.jsonl`)
 WHOLE, SPLIT = 2, 5
-#: the least target, and the numbers from the least on that are looked at
-LEAST, SEARCHED = WHOLE + SPLIT, 8
-#: targets that are tried where every item may have a bundle of its own
-TRIED = 3
-#: of the first number looked at, so that a piece's cost, its number in its item and the request
-#: fit into one int32
-MOST_TARGET = (1 << 14) - 1 - SEARCHED - TRIED
+#: the least target, and how many are looked at
+LEAST, TRIED = WHOLE + SPLIT, 3
+#: of the least target, so that a piece's cost, its number in its item and the request fit into one
+#: int32
+MOST_TARGET = 1 << 12
 #: rounds of a bundle, whose words a CTA keeps in one register a lane; pieces that it ranks
 MOST_ROUNDS, MOST_PIECES = 12, 512
 
@@ -65,17 +65,17 @@ def pieces_for(blocks: np.ndarray, target: int) -> np.ndarray:
 
 def deal(blocks: np.ndarray, bundles: int) -> Dealt | None:
     """Items of so many blocks, int64 [items], dealt to the bundles; None where the rule has no
-    target, or too many pieces."""
+    target with room, or too many pieces."""
     least = max(LEAST, -(-int(blocks.sum() + WHOLE * len(blocks)) // bundles))
-    fits = (x for x in range(least, least + SEARCHED) if _cost(blocks, x) <= bundles * x)
-    first = next(fits, None)
-    if first is None or least > MOST_TARGET:
+    if least > MOST_TARGET:
         return None
-    found = None
-    for target in range(first + 1, first + 1 + (TRIED if len(blocks) <= bundles else 1)):
-        found = _dealt(blocks, target, bundles)
-        if found is None or found.load <= target:
-            break
+    between = (least + -(-_cost(blocks, least) // bundles)) // 2
+    first, found = -(-_cost(blocks, between) // bundles), None
+    for target in range(first, first + TRIED):
+        if _cost(blocks, target) <= bundles * target:
+            found = _dealt(blocks, target, bundles)
+            if found is None or found.load <= target or len(blocks) > bundles:
+                break
     return found
 
 

@@ -17,7 +17,6 @@ from ...plan.dealt import (
     MOST_PIECES,
     MOST_ROUNDS,
     MOST_TARGET,
-    SEARCHED,
     SPLIT,
     TRIED,
     WHOLE,
@@ -68,6 +67,17 @@ def pieces_for(blocks: Int32, target: Int32) -> Int32:
     """Pieces of an item."""
     split = cutlass.max(ceil_of(blocks, target - SPLIT), Int32(2))
     return select(blocks + WHOLE <= target, Int32(1), split)
+
+
+@cute.jit
+def cost_of(r: Requests, target: Int32):
+    """What all pieces cost for a target, before their blocks are rounded up."""
+    cost = Int32(0)
+    for c in cutlass.range_constexpr(HELD):
+        pieces = pieces_for(r.blocks[c], target)
+        own = select(pieces == 1, Int32(WHOLE), pieces * SPLIT)
+        cost = cost + select(r.tiles[c] > 0, r.blocks[c] + own, Int32(0))
+    return total(cost)
 
 
 @cute.jit
@@ -155,44 +165,50 @@ def rank_of(part: Int32, turn: Int32, bundles: Int32) -> Int32:
 
 @cute.jit
 def greatest_load(pieces: Int32, bundles: Int32, scratch: cute.Pointer):
-    """Of any bundle, a lane adding up every 32nd one; four rounds in one latency."""
-    most = Int32(0)
-    for base in cutlass.range(0, bundles, 32, unroll=1):
-        part, load = base + cute.arch.lane_idx(), Int32(0)
-        for turn in cutlass.range(0, MOST_ROUNDS, 4, unroll=1):
-            for i in cutlass.range_constexpr(4):
-                rank = rank_of(part, turn + i, bundles)
-                left = select(part < bundles, pieces - rank, Int32(0))
-                word = load_where(scratch + rank, 0, left, 0)
-                load = load + select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
-        most = cutlass.max(most, load)
+    """Of any bundle, a lane adding up every 32nd one; all words of a round in one latency."""
+    lane, loads = cute.arch.lane_idx(), cute.make_rmem_tensor(HELD, Int32)
+    for c in cutlass.range_constexpr(HELD):
+        loads[c] = Int32(0)
+    rounds = Int32(Uint32(pieces + bundles - 1) // Uint32(bundles))
+    for turn in cutlass.range(rounds, unroll=1):
+        for c in cutlass.range_constexpr(HELD):
+            rank = rank_of(lane + 32 * c, turn, bundles)
+            left = select(lane + 32 * c < bundles, pieces - rank, Int32(0))
+            word = load_where(scratch + rank, 0, left, 0)
+            loads[c] = loads[c] + select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
+    most = loads[0]
+    for c in cutlass.range_constexpr(1, HELD):
+        most = cutlass.max(most, loads[c])
     return Int32(cute.arch.warp_redux_sync(most, "max"))
 
 
 @cute.jit
-def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
-    """Pieces of the only group of requests, stored by rank for the target that was tried last."""
+def first_target(t: Totals, bundles: Int32, r: Requests):
+    """The first target that is tried, 0 where there is none."""
     least = Int32(Uint32(t.work + WHOLE * t.items + bundles - 1) // Uint32(bundles))
-    target = cutlass.max(least, LEAST)
-    end, found, tried = target + SEARCHED, Int32(0), Int32(TRIED)
-    if t.items > bundles:
-        tried = Int32(1)
-    if target > MOST_TARGET:
-        end = Int32(0)
-    load, pieces = Int32(REST), Int32(0)
+    least = cutlass.max(least, LEAST)
+    between = Int32(Uint32(cost_of(r, least) + bundles - 1) // Uint32(bundles))
+    between = (least + between) >> 1
+    first = Int32(Uint32(cost_of(r, between) + bundles - 1) // Uint32(bundles))
+    return select(least <= MOST_TARGET, first, Int32(0))
+
+
+@cute.jit
+def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
+    """Pieces of the only group of requests, stored by rank for the target that was dealt last."""
+    target = first_target(t, bundles, r)
+    end, dealt, load, pieces = select(target > 0, target + TRIED, Int32(0)), *[Int32(0)] * 3
     while target < end:
         most, cost = make_keys(r, target)
         most = Int32(cute.arch.warp_redux_sync(most, "max"))
-        if found == 1:
+        if cost <= bundles * target:
             pieces = rank_pieces(r.sizes, most, scratch)
-            load = Int32(0)
+            dealt, load = target, Int32(0)
             if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
                 load = greatest_load(pieces, bundles, scratch)
-            end = select(load <= target, target, end)
-        elif cost <= bundles * target:
-            found, end = Int32(1), target + 1 + tried
+            end = select((load <= target) | (t.items > bundles), target, end)
         target = target + 1
-    return Dealt(select((found == 1) & (load > 0), target - 1, Int32(0)), load, pieces)
+    return Dealt(select(load > 0, dealt, Int32(0)), load, pieces)
 
 
 @cute.jit
@@ -225,4 +241,5 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     there = cute.arch.vote_ballot_sync(left > 0)
     first = cutlass.min(cute.arch.shuffle_sync(end, 0), cute.arch.shuffle_sync(blocks, 0))
     count = Int32(cute.arch.popc(Uint32(there) & ROUNDS))
+    cute.arch.sync_warp()  # lengths are kept where the ranks were
     return pack(lane, [Int32(1), Int32(-1), count, Int32(0), first, Int32(0)], BUNDLED, words)

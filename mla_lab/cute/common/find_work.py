@@ -64,7 +64,7 @@ def cut_words(b: Batch, t: Totals, r: Requests, line: Line, place: tuple) -> Int
     zero = Int32(0)
     to, to_shared = Cut(*[zero] * 7), [zero] * 4
     at, at_shared = to, to_shared
-    # both cuts by the same instructions: a kernel has room for 128 KiB
+    # both cuts by the same instructions
     begin, end = zero, zero
     for side in cutlass.range(2, unroll=1):
         at, at_shared, begin = to, to_shared, end

@@ -86,9 +86,9 @@ def keep_lengths(b: Batch, row: cute.Pointer):
 
 @cute.jit
 def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
-    """The words of the module's table by the rule: those that the CTA kept, where lengths and all
-    else are the same, or those of `find_work`, which it then keeps. For a batch that one group does
-    not hold they are found in each launch.
+    """The words of the table in `common.self_schedule`: those that the CTA kept, where lengths and
+    all else are the same, or those that it finds by the rule and then keeps. For a batch that one
+    group does not hold they are found in each launch.
 
     kept: int32 [KEPT]: words, key, lengths, where each request's query tokens end, one a lane in
     each row of 32. It may hold anything: the batch is not 0, and the key has a checksum.
@@ -113,14 +113,15 @@ def find_outlined(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     rule = "one_request" if b.single else "pieces" if b.pieces else "work"
     numbers = [Int32(n) for n in (b.heads, b.q_len, b.workers, b.costs, worker)]
     # the division by a constant is a shift
-    rows = [] if isinstance(b.tile_rows, int) else [Int32(b.tile_rows)]
+    rows: list[Int32] = [] if isinstance(b.tile_rows, int) else [Int32(b.tile_rows)]
     scratch = kept.iterator + 32 * 2
     addresses = [Int64(p.toint()) for p in (b.seq_lens.iterator, b.q_begin.iterator, scratch)]
 
-    def body(seq_lens, q_begin, scratch, batch, heads, q_len, workers, costs, worker, *tile_rows):
+    def body(seq_lens, q_begin, scratch, batch, *numbers):
+        heads, q_len, workers, costs, worker, *rows = numbers
         given = Batch(
             ints_at(seq_lens, batch), ints_at(q_begin, batch + 1), heads, q_len, workers, costs,
-            tile_rows[0] if tile_rows else b.tile_rows, b.single, b.pieces,
+            rows[0] if rows else b.tile_rows, b.single, b.pieces,
         )  # fmt: skip
         if b.single:
             return find_work_of_one(given, worker)

@@ -4,8 +4,8 @@ A lane holds HELD requests that follow each other, so that all lengths of up to 
 loaded in one latency; a larger batch takes groups of 256 one after the other, three times. Names
 and numbers are those of the Python module, which is the definition.
 
-The code stands in a kernel once, and short before quick: a launch finds its work once a step (see
-`kept_schedule`), and code beyond 128 KiB slows each launch (see `jit.code_size`).
+A launch finds its work once a step (see `kept_schedule`), by a function whose code lies behind the
+kernel's own (see `outlined`).
 
 What is found fits into one register a lane:
 

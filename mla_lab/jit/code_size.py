@@ -1,9 +1,28 @@
 """Bytes of machine code of a build's kernels.
 
-The first 128 KiB of a kernel's code are fast: what lies behind them is fetched anew in each launch,
-at its first execution, whatever of the kernel a launch executes. Two mainloops in one kernel show
-it, of which a launch runs one (keep_ab with 64 rows of bf16, 1 request, 128 heads, H200,
-2026-11-24, medians of 9 replays, us; `data/notes/kernel_attempts.jsonl`):
+A launch whose code is in no cache of the SM, as in a step whose other kernels have run since, has
+about the first 104 KB fetched for it; what lies behind them is fetched where it is executed, at 0.3
+to 1 us a KB. So code that few launches execute does not belong in front, executed or not. keep_ab
+with 64 rows of bf16 and so many further bytes, which no thread executes, ahead of the roles of its
+warps (H200, 2026-11-29, by hand, one card: 128 heads, behind its own replay and in a step, us):
+
+| bytes of code | 16 requests of 1,024 tokens | 4 of 4,096 |
+|---:|---:|---:|
+| 87,936 | 15.8, 19.9 | 16.1, 19.9 |
+| 102,912 | 15.8, 20.2 | 16.1, 19.9 |
+| 105,856 | 15.8, 22.2 | 16.0, 22.1 |
+| 108,032 | 15.8, 22.6 | 16.0, 22.6 |
+| 109,952 | 16.0, 23.4 | 16.1, 23.3 |
+| 112,128 to 117,312 | 15.9, 23.7 | 16.0, 23.5 |
+
+The same holds with ten further kernels between two calls. The rule by which CTAs find their tiles,
+which one layer of a step executes, is therefore a function behind the kernel's own code
+(`cute.common.outlined`): those have 79,408 B in front of it where it had stood in front of them.
+
+Code that a launch does execute is fast within the first 128 KiB, and is fetched anew by each launch
+behind them, whatever of the kernel it executes. Two mainloops in one kernel show it, of which a
+launch runs one (keep_ab with 64 rows of bf16, 1 request, 128 heads, H200, 2026-11-24, medians of 9
+replays, us; `data/notes/kernel_attempts.jsonl`):
 
 | keep_ab's mainloop lies at | 1,024 tokens | 8,192 | 65,536 |
 |---|---:|---:|---:|
@@ -11,27 +30,25 @@ it, of which a launch runs one (keep_ab with 64 rows of bf16, 1 request, 128 hea
 | 8 to 106 KiB, swap_ab behind it | 10.4 | 14.3 | 35.2 |
 | 98 to 194 KiB, swap_ab before it | 10.6 | 15.4 | 37.5 |
 
-So code that is rarely executed belongs behind the rest. ptxas keeps the order of the branches in
-the source. Before that was known, the split kernel was timed at several sizes (H200, 2026-11-23, 1
-request of 8,192 tokens and 16 of 4,096, 128 heads):
-
-| bytes | us | |
-|---:|---:|---|
-| 127,872 | 13.8, 32.3 | kept words, without the rule itself |
-| 136,320 | 14.0, 32.7 | the same, and 8 KB that no thread reaches behind its end |
-| 149,760 | 14.4, 33.6 | the rule once |
-| 182,144 | 15.3, 35.5 | the rule three times, by the size of the batch (290fee6) |
+ptxas lays code out in the order of the control flow, so that a branch that is rarely taken stays
+where it is.
 """
 
 from __future__ import annotations
 
-from .cubin import sections
+from .cubin import functions, sections
 
 #: bytes from which on a launch was seen to be slower by 1 % and more
 ROOM = 132 << 10
 
 
 def code_bytes(elf: bytes) -> dict[str, int]:
-    """Bytes of machine code of each kernel in a cubin, by name."""
-    text = ".text."
-    return {s.name.removeprefix(text): s.size for s in sections(elf) if s.name.startswith(text)}
+    """Bytes of machine code of each kernel in a cubin, by name: up to the first function that was
+    not inlined, all of which lie behind it."""
+    text, found = ".text.", {}
+    for section in sections(elf):
+        kernel = section.name.removeprefix(text)
+        if kernel != section.name:
+            behind = [f.offset for f in functions(elf) if f.section == section.name and f.offset]
+            found[kernel] = min([section.size, *behind])
+    return found

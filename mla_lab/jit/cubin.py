@@ -62,17 +62,28 @@ def sections(elf: bytes) -> list[_Section]:
     return [_Section(_text(elf, names + r[0]), r[1], r[4], r[5], r[6]) for r in raw]
 
 
-def _function_names(elf: bytes, table: list[_Section]) -> dict[int, str]:
-    """Symbol index -> name, for kernel functions."""
-    found = {}
-    for section in table:
-        if section.kind != SYMTAB:
-            continue
+@dataclass(frozen=True)
+class Function:
+    """A kernel, or a function that was not inlined, which lies behind its kernel's code."""
+
+    symbol: int
+    name: str
+    section: str
+    #: bytes from the beginning of the section
+    offset: int
+
+
+def functions(elf: bytes) -> list[Function]:
+    """Functions of a cubin, in the order of its symbols."""
+    found, table = [], sections(elf)
+    for section in (s for s in table if s.kind == SYMTAB):
         strings = table[section.link].offset
         for i in range(section.size // 24):
-            name, info = struct.unpack_from("<IB", elf, section.offset + 24 * i)
+            at = section.offset + 24 * i
+            name, info, _, place, value = struct.unpack_from("<IBBHQ", elf, at)
             if info & 0xF == FUNCTION:
-                found[i] = _text(elf, strings + name)
+                own = table[place].name if place < len(table) else ""
+                found.append(Function(i, _text(elf, strings + name), own, value))
     return found
 
 
@@ -89,7 +100,7 @@ def _attributes(elf: bytes, section: _Section) -> Iterator[tuple[int, bytes]]:
 def read_resources(elf: bytes) -> list[KernelResources]:
     """One entry per kernel, in the order of their code in the file."""
     table = sections(elf)
-    names = _function_names(elf, table)
+    names = {function.symbol: function.name for function in functions(elf)}
     by_name = {s.name: s for s in table}
     values: dict[str, dict[int, int]] = {}
     if ".nv.info" in by_name:

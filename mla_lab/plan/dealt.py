@@ -13,12 +13,12 @@ The cost of all pieces for a target, before their blocks are rounded up, is
 
     c(X) = sum of n + WHOLE (whole items) + SPLIT (pieces of others),
 
-which does not rise with X. Targets are tried from ceil(c(Y) / P) on, where Y lies halfway between
-the least target, max(LEAST, ceil((sum of n + WHOLE N) / P)), and ceil(c(that) / P). One with
-c(X) > P X has no room, and is passed over. TRIED are looked at, until the greatest load of a bundle
-is at most X, or for N > P until one is dealt. The last one dealt is taken where its load is below
-the price of shares. None is where there are more than MOST_ROUNDS rounds or MOST_PIECES pieces, or
-the least target is above MOST_TARGET.
+which does not rise with X. The least target is m = max(LEAST, ceil((sum of n + WHOLE N) / P)).
+Targets are tried from max(m, ceil(c(Y) / P)) on, where Y lies halfway between m and
+max(m, ceil(c(m) / P)). One with c(X) > P X has no room, and is passed over. TRIED are looked at,
+until the greatest load of a bundle is at most X, or for N > P below a price. The last one dealt is
+taken, if that load is below the price. None is where there are more than MOST_ROUNDS rounds or
+MOST_PIECES pieces, or the least target is above MOST_TARGET.
 
 A piece of a split item costs more than X / 2, and the costs of all pieces are at most P X; so fewer
 than 2 P pieces cost as much as such a piece, and each is dealt in round 0 or 1. A bundle walks the
@@ -63,20 +63,21 @@ def pieces_for(blocks: np.ndarray, target: int) -> np.ndarray:
     return np.where(blocks + WHOLE <= target, 1, split)
 
 
-def deal(blocks: np.ndarray, bundles: int) -> Dealt | None:
-    """Items of so many blocks, int64 [items], dealt to the bundles; None where the rule has no
-    target with room, or too many pieces."""
+def deal(blocks: np.ndarray, bundles: int, price: int) -> Dealt | None:
+    """Items of so many blocks, int64 [items], dealt to the bundles; None where that costs `price`
+    or more, the rule has no target with room, or too many pieces."""
     least = max(LEAST, -(-int(blocks.sum() + WHOLE * len(blocks)) // bundles))
     if least > MOST_TARGET:
         return None
-    between = (least + -(-_cost(blocks, least) // bundles)) // 2
-    first, found = -(-_cost(blocks, between) // bundles), None
+    between = (least + max(least, -(-_cost(blocks, least) // bundles))) // 2
+    first, found = max(least, -(-_cost(blocks, between) // bundles)), None
     for target in range(first, first + TRIED):
         if _cost(blocks, target) <= bundles * target:
             found = _dealt(blocks, target, bundles)
-            if found is None or found.load <= target or len(blocks) > bundles:
+            enough = price - 1 if len(blocks) > bundles else target
+            if found is None or found.load <= enough:
                 break
-    return found
+    return found if found and found.load < price else None
 
 
 def _cost(blocks: np.ndarray, target: int) -> int:

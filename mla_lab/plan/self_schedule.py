@@ -136,9 +136,10 @@ class Line:
         largest = even_size(blocks, bundles) if 0 < len(blocks) <= bundles and held else 0
         share = -(-length // parts)
         kind = kind_of(len(blocks), bundles, longest, share, largest, costs)
-        dealt = deal(blocks, bundles) if kind == "shares" and bundled and held else None
-        if dealt and dealt.load < share + costs.piece + costs.merge:
-            kind = "dealt"
+        dealt = None
+        if kind == "shares" and bundled and held:
+            dealt = deal(blocks, bundles, share + costs.piece + costs.merge)
+        kind = "dealt" if dealt else kind
         sizes = {
             "whole": np.ones_like(blocks),
             "shares": blocks + costs.piece,
@@ -147,7 +148,6 @@ class Line:
         }[kind]
         begin = np.append(0, np.cumsum(sizes))
         parts = {"shares": parts, "even": int(begin[-1])}.get(kind, bundles)
-        dealt = dealt if kind == "dealt" else None
         return cls(
             request, row_tile, blocks, bundle, bundles, costs.piece, kind, parts, begin, dealt
         )

@@ -50,10 +50,9 @@ ROUNDS = 1 | 1 << WORDS | sum(1 << lane for lane in range(MIDDLE, MIDDLE + MOST_
 
 @dataclass(frozen=True)
 class Dealt:
-    """What was dealt: the target, or 0 where nothing was, the greatest load, and the pieces."""
+    """What was dealt: the target, or 0 where nothing was, and how many pieces."""
 
     target: Int32
-    load: Int32
     pieces: Int32
 
 
@@ -188,14 +187,15 @@ def first_target(t: Totals, bundles: Int32, r: Requests):
     least = Int32(Uint32(t.work + WHOLE * t.items + bundles - 1) // Uint32(bundles))
     least = cutlass.max(least, LEAST)
     between = Int32(Uint32(cost_of(r, least) + bundles - 1) // Uint32(bundles))
-    between = (least + between) >> 1
+    between = (least + cutlass.max(least, between)) >> 1
     first = Int32(Uint32(cost_of(r, between) + bundles - 1) // Uint32(bundles))
-    return select(least <= MOST_TARGET, first, Int32(0))
+    return select(least <= MOST_TARGET, cutlass.max(least, first), Int32(0))
 
 
 @cute.jit
-def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
-    """Pieces of the only group of requests, stored by rank for the target that was dealt last."""
+def deal(t: Totals, bundles: Int32, price: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
+    """Pieces of the only group of requests, stored by rank for the target that was dealt last; no
+    target where they cost `price` or more."""
     target = first_target(t, bundles, r)
     end, dealt, load, pieces = select(target > 0, target + TRIED, Int32(0)), *[Int32(0)] * 3
     while target < end:
@@ -206,9 +206,10 @@ def deal(t: Totals, bundles: Int32, r: Requests, scratch: cute.Pointer) -> Dealt
             dealt, load = target, Int32(0)
             if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
                 load = greatest_load(pieces, bundles, scratch)
-            end = select((load <= target) | (t.items > bundles), target, end)
+            enough = select(t.items > bundles, price - 1, target)
+            end = select(load <= enough, target, end)
         target = target + 1
-    return Dealt(select(load > 0, dealt, Int32(0)), load, pieces)
+    return Dealt(select((load > 0) & (load < price), dealt, Int32(0)), pieces)
 
 
 @cute.jit

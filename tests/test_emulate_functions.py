@@ -1,0 +1,102 @@
+"""Functions of a PTX module, which are emulated in the place of their calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_lab.core.errors import InvalidInput
+from mla_lab.emulate import Options
+from mla_lab.emulate.direct import ptx_kernel
+from mla_lab.emulate.functions import without_calls
+from mla_lab.emulate.ptx import bare, parse
+
+#: times(n, by) = n by additions, as libNVVM writes a loop in a function, called twice
+MODULE = """
+.version 8.6
+.target sm_90a
+.address_size 64
+.func (.param .b32 func_retval0) times(
+	.param .b32 times_param_0,
+	.param .b64 times_param_1
+)
+{
+	.reg .pred 	%p<2>;
+	.reg .b32 	%r<5>;
+	.reg .b64 	%rd<2>;
+
+	ld.param.b64 	%rd1, [times_param_1];
+	mov.b32 	%r1, 0;
+$L__BB0_1:
+	ld.param.b32 	%r2, [times_param_0];
+	add.s32 	%r1, %r1, %r2;
+	add.s64 	%rd1, %rd1, -1;
+	setp.gt.s64 	%p1, %rd1, 0;
+	@%p1 bra 	$L__BB0_1;
+	st.param.b32 	[func_retval0], %r1;
+	ret;
+}
+.visible .entry k(
+	.param .u64 k_param_0
+)
+{
+	.reg .b32 	%r<6>;
+	.reg .b64 	%rd<4>;
+
+	ld.param.b64 	%rd1, [k_param_0];
+	mov.b32 	%r1, 6;
+	mov.b64 	%rd2, 7;
+	{ // callseq 0, 0
+	.param .b32 param0;
+	.param .b64 param1;
+	.param .b32 retval0;
+	st.param.b64 	[param1], %rd2;
+	st.param.b32 	[param0], %r1;
+	call.uni (retval0), times, (param0, param1);
+	ld.param.b32 	%r2, [retval0];
+	} // callseq 0
+	mov.b64 	%rd3, 2;
+	{ // callseq 1, 0
+	.param .b32 param0;
+	.param .b64 param1;
+	.param .b32 retval0;
+	st.param.b32 	[param0], %r2;
+	st.param.b64 	[param1], %rd3;
+	call.uni (retval0), times, (param0, param1);
+	ld.param.b32 	%r3, [retval0];
+	} // callseq 1
+	st.global.b32 	[%rd1], %r2;
+	st.global.b32 	[%rd1+4], %r3;
+	ret;
+}
+"""
+
+
+def test_a_function_stands_in_the_place_of_each_call() -> None:
+    kernel = parse(MODULE)["k"]
+    opcodes = [i.opcode for i in kernel.code]
+    assert not any(opcode.startswith("call") for opcode in opcodes)
+    assert opcodes.count("ld.param.b64") == 1 and opcodes.count("ret") == 1
+    assert opcodes.count("setp.gt.s64") == 2
+    assert len({kernel.labels[name] for name in kernel.labels if "BB0_1" in name}) == 2
+    registers = {i.args[0] for i in kernel.code if i.opcode == "add.s64"}
+    assert len(registers) == 2 and "%rd1" not in registers
+
+
+def test_what_calls_return_is_computed() -> None:
+    kernel = ptx_kernel(MODULE, "k", lambda words: ((1, 1, 1), (32, 1, 1)), Options(check=True))
+    words = torch.zeros(2, dtype=torch.int32)
+    kernel(words)
+    assert words.tolist() == [42, 84]
+
+
+def test_a_module_without_functions_stays_as_it_is() -> None:
+    text = bare(
+        MODULE[: MODULE.index(".func")] + MODULE[MODULE.index(".visible") :].split("{ //")[0]
+    )
+    assert without_calls(text) == text
+
+
+def test_a_call_of_what_the_module_lacks_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="a call of times"):
+        parse(MODULE[: MODULE.index(".func")] + MODULE[MODULE.index(".visible") :])

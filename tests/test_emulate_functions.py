@@ -7,7 +7,7 @@ import torch
 
 from mla_lab.core.errors import InvalidInput
 from mla_lab.emulate import Options
-from mla_lab.emulate.direct import ptx_kernel
+from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.functions import without_calls
 from mla_lab.emulate.ptx import bare, parse
 
@@ -84,7 +84,7 @@ def test_a_function_stands_in_the_place_of_each_call() -> None:
 
 
 def test_what_calls_return_is_computed() -> None:
-    kernel = ptx_kernel(MODULE, "k", lambda words: ((1, 1, 1), (32, 1, 1)), Options(check=True))
+    kernel = ptx_kernel(MODULE, "k", Direct(), Options(check=True))
     words = torch.zeros(2, dtype=torch.int32)
     kernel(words)
     assert words.tolist() == [42, 84]

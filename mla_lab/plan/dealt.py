@@ -17,8 +17,9 @@ which does not rise with X. The least target is m = max(LEAST, ceil((sum of n + 
 Targets are tried from max(m, ceil(c(Y) / P)) on, where Y lies halfway between m and
 max(m, ceil(c(m) / P)). One with c(X) > P X has no room, and is passed over. TRIED are looked at,
 until the greatest load of a bundle is at most X, or for N > P below a price. The last one dealt is
-taken, if that load is below the price. None is where there are more than MOST_ROUNDS rounds or
-MOST_PIECES pieces, or the least target is above MOST_TARGET.
+taken, if that load is below the price. None is where an item has more than MOST_SPLITS pieces,
+there are more than MOST_ROUNDS rounds or MOST_PIECES pieces, the least target is above MOST_TARGET,
+or the first one less than a 1 / GAIN of the price below it.
 
 A piece of a split item costs more than X / 2, and the costs of all pieces are at most P X; so fewer
 than 2 P pieces cost as much as such a piece, and each is dealt in round 0 or 1. A bundle walks the
@@ -43,6 +44,9 @@ LEAST, TRIED = WHOLE + SPLIT, 3
 MOST_TARGET = 1 << 12
 #: rounds of a bundle, whose words a CTA keeps in one register a lane; pieces that it ranks
 MOST_ROUNDS, MOST_PIECES = 12, 512
+#: pieces of an item, which are stored one after the other; and what may be gained at least, a 16th
+#: of the price: steps of long requests gain less, and the search takes 5 us and more of them
+MOST_SPLITS, GAIN = 8, 16
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ def deal(blocks: np.ndarray, bundles: int, price: int) -> Dealt | None:
         return None
     between = (least + max(least, -(-_cost(blocks, least) // bundles))) // 2
     first, found = max(least, -(-_cost(blocks, between) // bundles)), None
+    if GAIN * (price - first) < price:
+        return None
     for target in range(first, first + TRIED):
         if _cost(blocks, target) <= bundles * target:
             found = _dealt(blocks, target, bundles)
@@ -90,7 +96,7 @@ def _dealt(blocks: np.ndarray, target: int, bundles: int) -> Dealt | None:
     pieces = pieces_for(blocks, target)
     total = int(pieces.sum())
     rounds = -(-total // bundles)
-    if rounds > MOST_ROUNDS or total > MOST_PIECES:
+    if rounds > MOST_ROUNDS or total > MOST_PIECES or pieces.max() > MOST_SPLITS:
         return None
     cost = -(-blocks // pieces) + np.where(pieces == 1, WHOLE, SPLIT)
     item = np.repeat(order := np.argsort(-cost, kind="stable"), pieces[order])

@@ -16,7 +16,7 @@ scheduler balances requests of any lengths over the workers that the card runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .config import KernelConfig
 from .self_schedule import COSTS, Costs
@@ -179,8 +179,9 @@ def mode_of(config: KernelConfig) -> str:
 def costs_of(config: KernelConfig) -> Costs:
     """What a persistent build weighs when its workers find their tiles."""
     mode = mode_of(config)
-    if mode == KEEP_AB_PERSISTENT.name and config.option("gather") and config.q_dtype != "e4m3":
-        return COSTS["keep_ab_gather"]
+    if mode == KEEP_AB_PERSISTENT.name and config.option("gather"):
+        e4m3 = config.q_dtype == "e4m3"
+        return replace(COSTS[mode], deals=False) if e4m3 else COSTS["keep_ab_gather"]
     return COSTS[mode]
 
 

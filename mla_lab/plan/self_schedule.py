@@ -25,8 +25,8 @@ The lowest price is taken, of equal ones the first: whole ceil(N / P) * (longest
 L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begin a second piece.
 
 - *dealt*: pieces of long items and short ones whole, by falling cost (`plan.dealt`). In place of
-  shares where that has the lower price, items have all row tiles, there are at most 256 requests,
-  T < LARGE, and no request is longer than MOST_EVEN.
+  shares where that has the lower price and the build deals (`Costs.deals`), items have all row
+  tiles, there are at most 256 requests, T < LARGE, and no request is longer than MOST_EVEN.
 
 Part i is walked by bundle i. A split item whose first piece is in part a has, in row tile lane r of
 its bundle, the slots 2 P r + a + i for the pieces of parts i = a, a + 1, ..., and the counter
@@ -73,15 +73,17 @@ class Costs:
 
     piece: int
     merge: int
+    #: whether pieces may be dealt; not where tokens are fetched one by one, from lists of a length
+    deals: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for name, value in (("piece", self.piece), ("merge", self.merge)):
             if not 0 <= value <= 255:
                 raise invalid(f"Costs.{name}", value, "0 to 255 blocks")
 
     @property
     def packed(self) -> int:
-        """Both as a kernel takes them, in one int32."""
+        """Both weights as a kernel takes them, in one int32."""
         return self.piece | self.merge << 8
 
 
@@ -95,7 +97,7 @@ COSTS = {
     # of gathered tokens under a query of 16 bits, whose block takes 1.7 us, or 2.1 over 656 bytes:
     # 1.5 to 1.9 times the time of e4m3 throughout (H200, 2026-11-28, `h200_sparse_bf16.jsonl`,
     # `h200_sparse.jsonl`)
-    "keep_ab_gather": Costs(piece=2, merge=4),
+    "keep_ab_gather": Costs(piece=2, merge=4, deals=False),
 }
 
 
@@ -137,7 +139,7 @@ class Line:
         share = -(-length // parts)
         kind = kind_of(len(blocks), bundles, longest, share, largest, costs)
         dealt = None
-        if kind == "shares" and bundled and held:
+        if kind == "shares" and bundled and held and costs.deals:
             dealt = deal(blocks, bundles, share + costs.piece + costs.merge)
         kind = "dealt" if dealt else kind
         sizes = {

@@ -13,9 +13,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ...plan.dealt import (
+    GAIN,
     LEAST,
     MOST_PIECES,
     MOST_ROUNDS,
+    MOST_SPLITS,
     MOST_TARGET,
     SPLIT,
     TRIED,
@@ -182,30 +184,33 @@ def greatest_load(pieces: Int32, bundles: Int32, scratch: cute.Pointer):
 
 
 @cute.jit
-def first_target(t: Totals, bundles: Int32, r: Requests):
+def first_target(t: Totals, bundles: Int32, price: Int32, r: Requests):
     """The first target that is tried, 0 where there is none."""
     least = Int32(Uint32(t.work + WHOLE * t.items + bundles - 1) // Uint32(bundles))
     least = cutlass.max(least, LEAST)
     between = Int32(Uint32(cost_of(r, least) + bundles - 1) // Uint32(bundles))
     between = (least + cutlass.max(least, between)) >> 1
     first = Int32(Uint32(cost_of(r, between) + bundles - 1) // Uint32(bundles))
-    return select(least <= MOST_TARGET, cutlass.max(least, first), Int32(0))
+    first = cutlass.max(least, first)
+    there = (least <= MOST_TARGET) & (GAIN * (price - first) >= price)
+    return select(there, first, Int32(0))
 
 
 @cute.jit
 def deal(t: Totals, bundles: Int32, price: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
     """Pieces of the only group of requests, stored by rank for the target that was dealt last; no
     target where they cost `price` or more."""
-    target = first_target(t, bundles, r)
+    target = first_target(t, bundles, price, r)
     end, dealt, load, pieces = select(target > 0, target + TRIED, Int32(0)), *[Int32(0)] * 3
     while target < end:
         most, cost = make_keys(r, target)
         most = Int32(cute.arch.warp_redux_sync(most, "max"))
         if cost <= bundles * target:
-            pieces = rank_pieces(r.sizes, most, scratch)
             dealt, load = target, Int32(0)
-            if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
-                load = greatest_load(pieces, bundles, scratch)
+            if most <= MOST_SPLITS:
+                pieces = rank_pieces(r.sizes, most, scratch)
+                if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
+                    load = greatest_load(pieces, bundles, scratch)
             enough = select(t.items > bundles, price - 1, target)
             end = select(load <= enough, target, end)
         target = target + 1

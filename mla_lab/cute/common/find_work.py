@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Int32, Uint32, const_expr
 
 from ...plan.self_schedule import LARGE, MOST_EVEN
 from .dealt import Dealt, deal, dealt_words
@@ -44,6 +44,8 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     place = (part, bundles, worker - part * t.row_tiles, t.row_tiles)
     line = line_of(b, t, bundles, r)
     dealt = Dealt(Int32(0), Int32(0))
+    if const_expr(not b.deals):
+        return cut_words(b, t, r, line, place)
     shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
     small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
     if shares & small:

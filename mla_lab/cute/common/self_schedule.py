@@ -64,6 +64,8 @@ class Batch:
     single: bool = False
     #: by the rule of batch invariance (`fixed_pieces`), of which `costs` are the cuts
     pieces: bool = False
+    #: pieces may be dealt (`Costs.deals`)
+    deals: bool = True
 
 
 @dataclass(frozen=True)

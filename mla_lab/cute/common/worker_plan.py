@@ -116,10 +116,11 @@ def planned_words(b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, before
     elif index > 0:
         words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
         if (index + 1 < plan.last) | (cute.arch.shuffle_sync(words, 0) < 0):
-            bundled = cute.arch.shuffle_sync(plan.words, BUNDLED)
-            if cute.arch.shuffle_sync(plan.words, MIDDLE) >= 0:
+            dealt = const_expr(b.deals) and cute.arch.shuffle_sync(plan.words, MIDDLE) >= 0
+            if dealt:
                 request = cute.arch.shuffle_sync(plan.words, MIDDLE - 1 + index)
             else:
+                bundled = cute.arch.shuffle_sync(plan.words, BUNDLED)
                 request, row_tile = next_item(b, bundled, request, row_tile)
             whole = [request, row_tile, Int32(0), Int32(REST), Int32(0), Int32(1)]
             words = pack(lane, whole, 0, Int32(-1))

@@ -24,7 +24,7 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
     tile_rows = BLOCK * cfg.cluster
     return Batch(
         g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
-        single=bool(cfg.dual), pieces=bool(cfg.pieces),
+        single=bool(cfg.dual), pieces=bool(cfg.pieces), deals=not cfg.gather,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def _find(
 ):  # fmt: skip
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
-    b = replace(b, single=rule == "single", pieces=rule == "pieces")
+    b = replace(b, single=rule == "single", pieces=rule == "pieces", deals=True)
     plan = plan_of(open_plan(b, tiles, schedule, worker, 1))
     before = Before.none()
     for index in cutlass.range(plan.last, unroll=1):

@@ -44,12 +44,11 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     place = (part, bundles, worker - part * t.row_tiles, t.row_tiles)
     line = line_of(b, t, bundles, r)
     dealt = Dealt(Int32(0), Int32(0))
-    if const_expr(not b.deals):
-        return cut_words(b, t, r, line, place)
-    shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
-    small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
-    if shares & small:
-        dealt = deal(t, bundles, line.price, r, scratch)
+    if const_expr(b.deals):
+        shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
+        small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
+        if shares & small:
+            dealt = deal(t, bundles, line.price, r, scratch)
     words = Int32(0)
     if dealt.target > 0:
         words = dealt_words(b, dealt, place, scratch)

@@ -116,8 +116,10 @@ def planned_words(b: Batch, tiles: cute.Tensor, plan: Plan, index: Int32, before
     elif index > 0:
         words = cute.arch.shuffle_sync(plan.words, WORDS + lane % WORDS)
         if (index + 1 < plan.last) | (cute.arch.shuffle_sync(words, 0) < 0):
-            dealt = const_expr(b.deals) and cute.arch.shuffle_sync(plan.words, MIDDLE) >= 0
-            if dealt:
+            middle = Int32(-1)
+            if const_expr(b.deals):
+                middle = cute.arch.shuffle_sync(plan.words, MIDDLE)
+            if middle >= 0:
                 request = cute.arch.shuffle_sync(plan.words, MIDDLE - 1 + index)
             else:
                 bundled = cute.arch.shuffle_sync(plan.words, BUNDLED)

@@ -40,15 +40,19 @@ from .cubin import functions, sections
 
 #: bytes from which on a launch was seen to be slower by 1 % and more
 ROOM = 132 << 10
+#: part of the name of a subroutine of ptxas
+SUBROUTINE = "__internal_"
 
 
 def code_bytes(elf: bytes) -> dict[str, int]:
     """Bytes of machine code of each kernel in a cubin, by name: up to the first function that was
-    not inlined, all of which lie behind it."""
+    not inlined, all of which lie behind it. ptxas's own subroutines, of divisions for one, count as
+    the kernel's."""
     text, found = ".text.", {}
     for section in sections(elf):
         kernel = section.name.removeprefix(text)
         if kernel != section.name:
-            behind = [f.offset for f in functions(elf) if f.section == section.name and f.offset]
+            own = [f for f in functions(elf) if f.section == section.name and f.offset]
+            behind = [f.offset for f in own if SUBROUTINE not in f.name]
             found[kernel] = min([section.size, *behind])
     return found

@@ -11,6 +11,23 @@ from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.functions import without_calls
 from mla_lab.emulate.ptx import bare, parse
 
+#: of the numbers in two registers, the result in a third
+CALL = """	{ // callseq
+	.param .b32 param0;
+	.param .b64 param1;
+	.param .b32 retval0;
+	st.param.b64 	[param1], BY;
+	st.param.b32 	[param0], N;
+	call.uni (retval0), times, (param0, param1);
+	ld.param.b32 	OUT, [retval0];
+	} // callseq
+"""
+
+
+def call(n: str, by: str, out: str) -> str:
+    return CALL.replace("BY", by).replace("N", n).replace("OUT", out)
+
+
 #: times(n, by) = n by additions, as libNVVM writes a loop in a function, called twice
 MODULE = """
 .version 8.6
@@ -46,30 +63,14 @@ $L__BB0_1:
 	ld.param.b64 	%rd1, [k_param_0];
 	mov.b32 	%r1, 6;
 	mov.b64 	%rd2, 7;
-	{ // callseq 0, 0
-	.param .b32 param0;
-	.param .b64 param1;
-	.param .b32 retval0;
-	st.param.b64 	[param1], %rd2;
-	st.param.b32 	[param0], %r1;
-	call.uni (retval0), times, (param0, param1);
-	ld.param.b32 	%r2, [retval0];
-	} // callseq 0
-	mov.b64 	%rd3, 2;
-	{ // callseq 1, 0
-	.param .b32 param0;
-	.param .b64 param1;
-	.param .b32 retval0;
-	st.param.b32 	[param0], %r2;
-	st.param.b64 	[param1], %rd3;
-	call.uni (retval0), times, (param0, param1);
-	ld.param.b32 	%r3, [retval0];
-	} // callseq 1
-	st.global.b32 	[%rd1], %r2;
+FIRST_CALL	mov.b64 	%rd3, 2;
+SECOND_CALL	st.global.b32 	[%rd1], %r2;
 	st.global.b32 	[%rd1+4], %r3;
 	ret;
 }
 """
+MODULE = MODULE.replace("FIRST_CALL", call("%r1", "%rd2", "%r2"))
+MODULE = MODULE.replace("SECOND_CALL", call("%r2", "%rd3", "%r3"))
 
 
 def test_a_function_stands_in_the_place_of_each_call() -> None:

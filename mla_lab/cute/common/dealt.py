@@ -23,7 +23,7 @@ from ...plan.dealt import (
     TRIED,
     WHOLE,
 )
-from .ptx_sm90 import div_pow2, load_relaxed, load_where, small_quotient, store_relaxed
+from .ptx_sm90 import div_pow2, load_lasting, load_where, small_quotient, store_relaxed
 from .self_schedule import (
     BLOCK,
     BUNDLED,
@@ -229,7 +229,7 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     left = select(there, d.pieces - rank, Int32(0))
     word = load_where(scratch + rank, 0, left, 0)
     request, split = (word >> PIECE_BITS) & REQUEST, word & PIECE
-    kv_len = load_relaxed(b.seq_lens.iterator + request)
+    kv_len = load_lasting(b.seq_lens.iterator + request)
     blocks = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
     pieces = pieces_for(blocks, d.target)
     # blocks * split // pieces, without a long division

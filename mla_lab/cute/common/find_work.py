@@ -10,7 +10,7 @@ from cutlass import Int32, Uint32, const_expr
 
 from ...plan.self_schedule import LARGE, MOST_EVEN
 from .dealt import Dealt, deal, dealt_words
-from .ptx_sm90 import div_pow2, load_relaxed
+from .ptx_sm90 import div_pow2, load_lasting
 from .self_schedule import (
     BLOCK,
     BUNDLED,
@@ -106,8 +106,8 @@ def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
     in even pieces with L = ceil(n / P), or stays whole, with the last bundle."""
     q_begin = b.q_begin.iterator
-    tiles = row_tiles_of(b, (load_relaxed(q_begin + 1) - load_relaxed(q_begin)) * b.heads)
-    blocks = div_pow2(load_relaxed(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
+    tiles = row_tiles_of(b, (load_lasting(q_begin + 1) - load_lasting(q_begin)) * b.heads)
+    blocks = div_pow2(load_lasting(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
     blocks, row_tiles = cutlass.max(blocks, 1), cutlass.max(tiles, 1)
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))

@@ -16,7 +16,7 @@ from .find_work import find_work, find_work_of_one
 from .fixed_pieces import find_pieces
 from .kv_prefetch import KvCache, prefetch_tiles
 from .outlined import call_outlined
-from .ptx_sm90 import load_relaxed, load_where, pick, store_relaxed
+from .ptx_sm90 import load_lasting, load_where, pick, store_relaxed
 from .self_schedule import (
     COUNT,
     END,
@@ -54,7 +54,7 @@ def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
         kept = load_where(row, 32 * (2 + c), left, 32 * c)
         changed = changed | (load_where(lens, 32 * c, left, 32 * c) ^ kept)
     if b.q_len == 0:
-        begin = load_relaxed(b.q_begin.iterator)
+        begin = load_lasting(b.q_begin.iterator)
         for c in cutlass.range_constexpr(held):
             kept = load_where(row, 32 * (2 + HELD + c), left, 32 * c)
             tokens = load_where(end, 32 * c, left, 32 * c) - begin
@@ -76,11 +76,11 @@ def any_length_differs(b: Batch, row: cute.Pointer):
 @cute.jit
 def keep_lengths(b: Batch, row: cute.Pointer):
     """What `lengths_differ` compares with, of up to GROUP requests."""
-    begin, batch = load_relaxed(b.q_begin.iterator), b.seq_lens.shape[0]
+    begin, batch = load_lasting(b.q_begin.iterator), b.seq_lens.shape[0]
     for base in cutlass.range(0, cutlass.min(batch, GROUP), 32, unroll=1):
         at = cutlass.min(base + cute.arch.lane_idx(), batch - 1)
-        store_relaxed(row + (base + 32 * 2), load_relaxed(b.seq_lens.iterator + at))
-        end = load_relaxed(b.q_begin.iterator + at + 1)
+        store_relaxed(row + (base + 32 * 2), load_lasting(b.seq_lens.iterator + at))
+        end = load_lasting(b.q_begin.iterator + at + 1)
         store_relaxed(row + (base + 32 * (2 + HELD)), end - begin)
 
 
@@ -94,7 +94,7 @@ def find_plan_words(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     each row of 32. It may hold anything: the batch is not 0, and the key has a checksum.
     """
     row = kept.iterator + cute.arch.lane_idx()
-    words, key = load_relaxed(row), load_relaxed(row + 32)
+    words, key = load_lasting(row), load_lasting(row + 32)
     if const_expr(b.single):
         changed = lengths_differ(b, row, 1)
     else:
@@ -143,7 +143,7 @@ def ints_at(address: Int64, count: Int32) -> cute.Tensor:
 def prefetch_kept(kv: KvCache, kept: cute.Tensor):
     """KV of the tile that the worker began with in the launch before into L2, ahead of the wait for
     the kernel in front; by one warp. What is kept may hold anything."""
-    words = load_relaxed(kept.iterator + cute.arch.lane_idx())
+    words = load_lasting(kept.iterator + cute.arch.lane_idx())
     request, begin, end, count = [cute.arch.shuffle_sync(words, i) for i in (0, 2, END, COUNT)]
     there = (count > 0) & (request >= 0) & (request < kv.block_table.shape[0])
     prefetch_tiles(kv, *(select(there, word, Int32(0)) for word in (request, begin, end)))

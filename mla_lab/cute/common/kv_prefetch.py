@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from .ptx_sm90 import load_relaxed, ptx
+from .ptx_sm90 import load_lasting, ptx
 
 BLOCK = 64
 #: tiles of the first work tile that are fetched
@@ -48,7 +48,7 @@ def prefetch_tiles(kv: KvCache, request: Int32, begin: Int32, end: Int32):
     if lane * rows < count * BLOCK:
         entry = cutlass.min(row // page, kv.block_table.shape[1] - 1)
         at = Int64(request) * kv.block_table.stride[0] + entry
-        index = load_relaxed(kv.block_table.iterator + at)
+        index = load_lasting(kv.block_table.iterator + at)
         if (index >= 0) & (index < kv.cache.shape[0]):
             start = Int64(index) * kv.cache.stride[0] + row % page * width
             size = Int32(rows * width * kv.cache.element_type.width // 8)

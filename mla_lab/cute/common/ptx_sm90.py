@@ -8,8 +8,9 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-#: L2 policy word of the bulk tensor copy (CUTLASS, cute/arch/copy_sm90_desc.hpp)
+#: L2 policy words (CUTLASS, cute/arch/copy_sm90_desc.hpp)
 EVICT_FIRST = 0x12F0000000000000
+EVICT_LAST = 0x14F0000000000000
 
 #: initial row max; finite, so that a row without keys never computes inf - inf = NaN
 NO_SCORE = -1.0e30
@@ -32,6 +33,17 @@ def load_relaxed(pointer: cute.Pointer) -> Int32:
     return cute.arch.load(pointer, Int32, sem="relaxed", scope="gpu")
 
 
+def load_lasting(pointer: cute.Pointer) -> Int32:
+    """`load_relaxed` of what each layer of a step reads: lengths, block tables, kept work tiles. L2
+    keeps its line while the weights of a layer's other kernels pass through."""
+    return ptx(
+        f"{{ .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
+        "ld.relaxed.gpu.global.L2::cache_hint.b32 {$w0}, [{$r0}], keep; }",
+        pointer,
+        out=Int32,
+    )
+
+
 def div_pow2(a: Int32, power: int) -> Int32:
     """a // power, of a power of two, by one shift; `//` of an int32 tests its sign as well."""
     shift = power.bit_length() - 1
@@ -50,11 +62,11 @@ def small_quotient(a: Int32, b: Int32) -> Int32:
 
 
 def load_where(pointer: cute.Pointer, offset: int, count: Int32, least: int) -> Int32:
-    """`load_relaxed` of the int32 `offset` behind `pointer` where `count` > `least`, else 0."""
+    """`load_lasting` of the int32 `offset` behind `pointer` where `count` > `least`, else 0."""
     return ptx(
-        "{ .reg .pred p; mov.b32 {$w0}, 0;"
-        f"setp.gt.s32 p, {{$r1}}, {least};"
-        f"@p ld.relaxed.gpu.global.b32 {{$w0}}, [{{$r0}} + {4 * offset}]; }}",
+        f"{{ .reg .pred p; .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
+        f"setp.gt.s32 p, {{$r1}}, {least}; mov.b32 {{$w0}}, 0;"
+        f"@p ld.relaxed.gpu.global.L2::cache_hint.b32 {{$w0}}, [{{$r0}} + {4 * offset}], keep; }}",
         pointer,
         count,
         out=Int32,

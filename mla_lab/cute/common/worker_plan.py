@@ -13,7 +13,7 @@ from ...plan.workspace import KEPT_WORDS as KEPT
 from .fixed_pieces import Before, next_piece
 from .kept_schedule import find_plan_words, prefetch_kept
 from .kv_prefetch import KvCache
-from .ptx_sm90 import load_relaxed
+from .ptx_sm90 import load_lasting
 from .self_schedule import (
     BUNDLED,
     CLOSED,
@@ -65,7 +65,7 @@ def likely_words(tiles: cute.Tensor, schedule: cute.Tensor, cta: Int32) -> Int32
     CTA kept. It may hold anything; zeros where there is a plan in memory."""
     words = Int32(0)
     if tiles.shape[0] == 0:
-        words = load_relaxed(kept_of(schedule, cta).iterator + cute.arch.lane_idx())
+        words = load_lasting(kept_of(schedule, cta).iterator + cute.arch.lane_idx())
     return words
 
 

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from ..common.fixed_pieces import OWN_PIECES, Before
-from ..common.ptx_sm90 import div_pow2, load_relaxed, pick, small_quotient
+from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import tile_words
 from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Work
@@ -59,9 +59,9 @@ def issue_loads(cfg: cutlass.Constexpr[Config], g: Globals, words: Int32):
     entry = entry_of(cfg, g, cutlass.min(cutlass.max(block, 0), MOST_BLOCKS), lane)
     at = Int64(request) * g.block_table.stride[0] + entry
     return RecordLoads(
-        load_relaxed(g.q_begin.iterator + (request + lane % 2)),
-        load_relaxed(g.seq_lens.iterator + request),
-        load_relaxed(g.block_table.iterator + at),
+        load_lasting(g.q_begin.iterator + (request + lane % 2)),
+        load_lasting(g.seq_lens.iterator + request),
+        load_lasting(g.block_table.iterator + at),
     )
 
 

@@ -18,7 +18,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.formula import WHOLE_BLOCKS
 from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
-from ..common.ptx_sm90 import div_pow2, load_relaxed
+from ..common.ptx_sm90 import div_pow2, load_lasting
 from ..common.self_schedule import WORDS, Batch, Plan, select
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
@@ -48,7 +48,7 @@ class Work:
 def load_entries(g: Globals, request: Int32, base: Int32):
     """32 entries of the request's block table from `base` on, one a lane."""
     at = cutlass.min(base + cute.arch.lane_idx(), g.block_table.shape[1] - 1)
-    return load_relaxed(g.block_table.iterator + (Int64(request) * g.block_table.stride[0] + at))
+    return load_lasting(g.block_table.iterator + (Int64(request) * g.block_table.stride[0] + at))
 
 
 def batch_of(c: Traits, g: Globals) -> Batch:
@@ -83,9 +83,9 @@ def issue_work_loads(c: cutlass.Constexpr[Traits], g: Globals, request: Int32, b
     block = cutlass.min(cutlass.max(block, 0), MOST_BLOCKS)
     begin = g.q_begin.iterator + request
     return WorkLoads(
-        load_relaxed(begin),
-        load_relaxed(begin + 1),
-        load_relaxed(g.seq_lens.iterator + request),
+        load_lasting(begin),
+        load_lasting(begin + 1),
+        load_lasting(g.seq_lens.iterator + request),
         load_entries(g, request, div_pow2(block * TILE_KV, c.page)),
     )
 
@@ -229,7 +229,7 @@ def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
         # them as count
         width, one = Int32(g.block_table.shape[1]), Int32(1)
         if g.seq_lens.shape[0] > 0:
-            width = cutlass.min(width, load_relaxed(g.seq_lens.iterator + request))
+            width = cutlass.min(width, load_lasting(g.seq_lens.iterator + request))
         return GridLoads(request, row_tile, split, width, request, one, (Int32(0),) * (AHEAD // 32))
     return issue_request_loads(c, g, split, row_tile, request)
 
@@ -246,7 +246,7 @@ def issue_request_loads(
         at = cutlass.min(32 * k + cute.arch.lane_idx(), last)
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
-    kv_len = load_relaxed(g.seq_lens.iterator + request)
+    kv_len = load_lasting(g.seq_lens.iterator + request)
     q_len = g.q_len
     begin = request * g.q_len
     if g.q_len == 0:
@@ -287,7 +287,7 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
     """Grid mode: the first KV tiles of this CTA into L2, ahead of the wait for the kernel in front.
     Lengths and table may be stale."""
     _, split, request = cute.arch.block_idx()
-    kv_len = load_relaxed(g.seq_lens.iterator + request)
+    kv_len = load_lasting(g.seq_lens.iterator + request)
     blocks = cutlass.max((kv_len + TILE_KV - 1) >> 6, Int32(1))
     begin, after = cut(g, blocks, split), cut(g, blocks, split + 1)
     if blocks <= WHOLE_BLOCKS:

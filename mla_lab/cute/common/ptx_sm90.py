@@ -297,3 +297,18 @@ def write4_relaxed(pointer: cute.Pointer, words: Any) -> None:
         words[2],
         words[3],
     )
+
+
+def write4_lasting(pointer: cute.Pointer, words: Any) -> None:
+    """`write4_relaxed` of words that the next layer of a step uses again: L2 keeps their line as of
+    `load_lasting`."""
+    ptx(
+        f"{{ .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
+        "st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r0}],"
+        " {{$r1}, {$r2}, {$r3}, {$r4}}, keep; }",
+        pointer,
+        words[0],
+        words[1],
+        words[2],
+        words[3],
+    )

@@ -4,7 +4,9 @@ flag.
 Grid mode, one CTA per worker. mO_partial and mLSE_partial are zero between launches, as counters
 are elsewhere. A sender never writes the word 0: it writes -0.0 for +0.0. A reader polls its words
 until none of them is 0 and leaves zeros behind; each word has one reader. So a partial crosses L2
-once, with neither fence nor flag: words are relaxed, and none orders another.
+once, with neither fence nor flag: words are relaxed, and none orders another. The zeros are stored
+with the policy evict_last, so that in a step the next layer's launch finds the lines in L2, and the
+weights between do not drive them out, which would write them to memory.
 
 Fragments are fp16, times a power of two for each CTA, before the division by the row sum. The
 statistics of a row pair, (m, l, m, l) with m the row max in log2 and l the sum, are scaled alike:
@@ -23,6 +25,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
 from ..common.ptx_sm90 import (
+    EVICT_LAST,
     NO_SCORE,
     bits_float,
     float_bits,
@@ -32,6 +35,7 @@ from ..common.ptx_sm90 import (
     pick,
     ptx,
     read4_relaxed,
+    write4_lasting,
     write4_relaxed,
 )
 from .fp16_range import HIGHEST, exponent_within
@@ -88,10 +92,11 @@ def poll_where(left: Int32, least: Int32, source: cute.Pointer, words: cute.Tens
 
 
 def clear_where(left: Int32, least: Int32, to: cute.Pointer) -> None:
-    """Four zeros if `left` > `least`."""
+    """Four zeros if `left` > `least`; L2 keeps their line (see above)."""
     ptx(
         "{ .reg .pred p; .reg .b32 z; mov.b32 z, 0; setp.gt.s32 p, {$r0}, {$r1};"
-        "@p st.relaxed.gpu.global.v4.b32 [{$r2}], {z, z, z, z}; }",
+        f".reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
+        "@p st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r2}], {z, z, z, z}, keep; }",
         left,
         least,
         to,
@@ -212,7 +217,7 @@ def take_stats(
     cute.arch.sync_warp()
     for k in cutlass.range_constexpr(cute.size(values, mode=[1])):
         if split + 32 * k < r.num_splits:
-            write4_relaxed(message_at(c, g, partial + split + 32 * k, number), EMPTY)
+            write4_lasting(message_at(c, g, partial + split + 32 * k, number), EMPTY)
         else:
             for e in cutlass.range_constexpr(2):
                 values[2 * e, k] = Float32(NO_SCORE)

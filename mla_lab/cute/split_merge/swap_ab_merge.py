@@ -35,7 +35,7 @@ from ..common.ptx_sm90 import (
     pick,
     smem_f32,
     vec4,
-    write4_relaxed,
+    write4_lasting,
 )
 from . import SplitMerge
 from . import swap_ab_cooperative as cooperative
@@ -249,7 +249,7 @@ def clear_few(c: cutlass.Constexpr, g: Any, r: Any, m: Slice, base: Int32):
         for k in cutlass.range_constexpr(FEW):
             if (fragment < m.end) & (k < r.num_splits):
                 words = partial_words(c, g, partial + k, Int32(0), fragment)
-                write4_relaxed(words.iterator, ll.EMPTY)
+                write4_lasting(words.iterator, ll.EMPTY)
 
 
 @cute.jit

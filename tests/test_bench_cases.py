@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mla_lab.bench import rotation as rotations
 from mla_lab.bench.cases import (
     Case,
     anchor_cases,
@@ -19,7 +20,16 @@ from mla_lab.bench.cases import (
     uniform_case,
 )
 from mla_lab.bench.checks import Accuracy, compare
-from mla_lab.bench.rotation import ROTATION_BYTES, copies_for, kv_bytes, make_rotation, page_lists
+from mla_lab.bench.rotation import (
+    LEAST_BYTES,
+    MANY,
+    ROTATION_BYTES,
+    copies_for,
+    kv_bytes,
+    make_rotation,
+    page_lists,
+    rotation_bytes_on,
+)
 from mla_lab.cli.commands._bench_cases import add_flags, chosen
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
@@ -69,15 +79,27 @@ def test_sweeps_and_traces():
         get_list("no such list")
 
 
-def test_rotations_exceed_four_times_the_l2_and_not_more():
+def test_a_rotation_leaves_little_of_itself_in_l2():
+    assert ROTATION_BYTES >= 75 * 60e6 and LEAST_BYTES >= 4 * 60e6
+    assert rotation_bytes_on("cuda:1") == ROTATION_BYTES
+    assert rotation_bytes_on("cpu") == LEAST_BYTES
     for case in [*anchor_cases(), *blackwell_twins()]:
-        copies, one = copies_for(case.problem), kv_bytes(case.problem)
-        assert copies * one >= ROTATION_BYTES >= 4 * 60e6, case.name
-        assert copies == 1 or (copies - 1) * one < ROTATION_BYTES, case.name
+        copies, one = copies_for(case.problem, ROTATION_BYTES), kv_bytes(case.problem)
+        assert copies * one >= (LEAST_BYTES if copies >= MANY else ROTATION_BYTES), case.name
+        assert (copies - 1) * one < ROTATION_BYTES, case.name
+        assert copies <= MANY or (copies - 1) * one < LEAST_BYTES, case.name
 
 
 def test_a_rotation_of_nothing_has_one_copy():
-    assert copies_for(Problem((1,), (0,), 16)) == 1
+    assert copies_for(Problem((1,), (0,), 16), ROTATION_BYTES) == 1
+
+
+def test_caches_of_a_rotation_leave_room_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(rotations, "_most_copies", lambda kv_cache: 2)
+    case = uniform_case(2, 1, 4, 70)
+    assert len(make_rotation(case, rotation_bytes=SMALL * 9, workspace_bytes=1).copies) == 2
+    monkeypatch.undo()
+    assert len(make_rotation(case, rotation_bytes=SMALL * 9, workspace_bytes=1).copies) > 2
 
 
 FORMATS = [

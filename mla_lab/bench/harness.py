@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .environment import environment
 from .measure import CaseRun, Method
 from .peers import Peer
 from .records import Key, Record, Row, describe_case, rerun_spread
+from .rotation import rotation_bytes_on
 from .telemetry import PERIOD_MS, Telemetry
 from .timers import Timer, timer_for
 
@@ -40,6 +41,8 @@ class Bench:
         self.peers = peers
         self.device = torch.device(device)
         self.method = method or Method()
+        if self.method.rotation_bytes is None:
+            self.method = replace(self.method, rotation_bytes=rotation_bytes_on(self.device))
         self.timer = timer or timer_for(self.device)
         self.progress = progress
         #: gets (cases done, all cases)

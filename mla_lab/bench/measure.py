@@ -29,7 +29,7 @@ from .kernel_times import kernel_times
 from .peers import Peer, Prepared
 from .power import sustained, worthwhile
 from .records import Row, describe_case
-from .rotation import MIN_LAUNCHES, ROTATION_BYTES, WORKSPACE_BYTES, Rotation, make_rotation
+from .rotation import MIN_LAUNCHES, WORKSPACE_BYTES, Rotation, make_rotation
 from .step_rest import KERNELS, LAYERS, StepRest
 from .telemetry import Telemetry
 from .timers import Launch, Replay, Timer
@@ -51,7 +51,8 @@ class Method:
     #: untimed replays directly before each timed one, so that caches are in the state of its own
     #: launches, not of another peer's, and the host is ahead of the device
     leads: int = 0
-    rotation_bytes: int = ROTATION_BYTES
+    #: KV bytes in rotation; None: what `rotation_bytes_on` says of the device
+    rotation_bytes: int | None = None
     min_launches: int = MIN_LAUNCHES
     workspace_bytes: int = WORKSPACE_BYTES
     #: repetitions of the whole list in one process

@@ -178,10 +178,10 @@ def _device_and_timer() -> tuple[Any, Any]:
 
 
 def live_row(
-    case: Case, *, rounds: int = 9, rotation_mb: float = 240.0, peer: Peer | None = None
+    case: Case, *, rounds: int = 9, rotation_mb: float | None = None, peer: Peer | None = None
 ) -> Row:
     """One result row of our own kernel, or of `peer`, measured in this process by the benchmark's
-    own code.
+    own code; `rotation_mb` as of `mla-lab bench run`.
     """
     from ..bench.measure import CaseRun, Method
     from ..bench.peers.ours import Ours
@@ -190,7 +190,7 @@ def live_row(
     method = Method(
         rounds=rounds,
         warmups=1,
-        rotation_bytes=int(rotation_mb * 1e6),
+        rotation_bytes=None if rotation_mb is None else int(rotation_mb * 1e6),
         isolated=False,
         planned=False,
         in_step=False,

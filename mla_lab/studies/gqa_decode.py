@@ -23,7 +23,7 @@ from torch import Tensor
 from ..api.contract_gqa import trtllm_batch_decode_with_kv_cache
 from ..bench.ceilings import ceilings
 from ..bench.environment import environment
-from ..bench.rotation import MIN_LAUNCHES, ROTATION_BYTES
+from ..bench.rotation import LEAST_BYTES, MIN_LAUNCHES
 from ..bench.timers import Timer, timer_for
 from ..core.problem import ELEMENT_BYTES
 from ..core.revision import check_record
@@ -92,7 +92,7 @@ def measure(
 
 
 def time_case(
-    case: GqaShape, timer: Timer, *, device: str = "cuda", rotation_bytes: int = ROTATION_BYTES
+    case: GqaShape, timer: Timer, *, device: str = "cuda", rotation_bytes: int = LEAST_BYTES
 ) -> dict[str, Any]:
     """One case: microseconds a launch, its raw rounds, and the worst copy's relative error."""
     copies = max(1, -(-rotation_bytes // kv_bytes(case)))

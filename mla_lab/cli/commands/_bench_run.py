@@ -61,7 +61,9 @@ def _add_common(parser: argparse.ArgumentParser, peers: str, rounds: int) -> Non
         "--no-preflight", action="store_true", help="do not try peers in processes of their own"
     )
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--rotation-mb", type=float, default=240.0, help="KV copies in all")
+    parser.add_argument(
+        "--rotation-mb", type=float, help="KV copies in all; default: 4800 on a GPU, 240 on a CPU"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_flags(parser)
 
@@ -105,13 +107,15 @@ def sweep(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checked_size(args: argparse.Namespace) -> int:
-    """Bytes of the KV copies; refuses numbers that no measurement can use."""
+def _checked_size(args: argparse.Namespace) -> int | None:
+    """Bytes of the KV copies, None by default; refuses numbers that no measurement can use."""
     if args.rounds < 1:
         raise invalid("--rounds", args.rounds, "1 or more")
+    check_seed(args.seed)
+    if args.rotation_mb is None:
+        return None
     if not 0 <= args.rotation_mb < math.inf:
         raise invalid("--rotation-mb", args.rotation_mb, "a finite number, 0 or more")
-    check_seed(args.seed)
     return int(args.rotation_mb * 1e6)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mla_lab.bench.cases import uniform_case
+from mla_lab.bench.rotation import MANY
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
@@ -137,7 +138,9 @@ def claims(number: str) -> tuple[str, ...]:
             f"and {64 * 576 // 2 // WARPGROUP} at the real width",
         ),
         "90": (
-            f"at least {_method()['rotation_bytes'] / 1e6:.0f} MB",
+            f"KV copies of {_method()['rotation_bytes'] / 1e6:.0f} MB",
+            f"{_method()['rotation_bytes'] / _l2_bytes():.0f} times the L2 cache",
+            f"or over {MANY} of them",
             "Claims under 3 %",
             "the larger of 3 %",
         ),
@@ -152,6 +155,11 @@ def _counts() -> dict[str, int]:
 def _method() -> dict[str, float]:
     method: dict[str, float] = headline_rows()[0]["method"]
     return method
+
+
+def _l2_bytes() -> int:
+    size: int = headline_rows()[0]["environment"]["card"]["l2_bytes"]
+    return size
 
 
 def _merge_mb() -> float:
@@ -199,8 +207,6 @@ def test_words_for_numbers_hold() -> None:
     assert 1.6 < _whole_requests(67) / _whole_requests(66) < 2, "30: nearly twice as long"
     read = measured_card().memory_time(uniform_case(1, 1, 128, 8192).problem) * 1e6
     assert 1.8 < read < 2.3, "90: about two microseconds"
-    l2 = headline_rows()[0]["environment"]["card"]["l2_bytes"]
-    assert 3.5 < _method()["rotation_bytes"] / l2 < 4, "90: almost four times the L2"
     assert _method()["rounds"] == 9, "90: nine rounds"
     assert fa3_splits(106, 128, 132) == 1 < fa3_splits(44, 128, 132), "31: 80 % of the SMs"
     assert masks.pack(masks.chain(2)).element_size() == 2, "35: 16-bit words"

@@ -8,7 +8,8 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-#: L2 policy words (CUTLASS, cute/arch/copy_sm90_desc.hpp)
+#: L2 policy words (CUTLASS, cute/arch/copy_sm90_desc.hpp). As operands of inline PTX: a constant in
+#: its text is two instructions for each load
 EVICT_FIRST = 0x12F0000000000000
 EVICT_LAST = 0x14F0000000000000
 
@@ -37,9 +38,9 @@ def load_lasting(pointer: cute.Pointer) -> Int32:
     """`load_relaxed` of what each layer of a step reads: lengths, block tables, kept work tiles. L2
     keeps its line while the weights of a layer's other kernels pass through."""
     return ptx(
-        f"{{ .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
-        "ld.relaxed.gpu.global.L2::cache_hint.b32 {$w0}, [{$r0}], keep; }",
+        "ld.relaxed.gpu.global.L2::cache_hint.b32 {$w0}, [{$r0}], {$r1};",
         pointer,
+        Int64(EVICT_LAST),
         out=Int32,
     )
 
@@ -64,11 +65,12 @@ def small_quotient(a: Int32, b: Int32) -> Int32:
 def load_where(pointer: cute.Pointer, offset: int, count: Int32, least: int) -> Int32:
     """`load_lasting` of the int32 `offset` behind `pointer` where `count` > `least`, else 0."""
     return ptx(
-        f"{{ .reg .pred p; .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
-        f"setp.gt.s32 p, {{$r1}}, {least}; mov.b32 {{$w0}}, 0;"
-        f"@p ld.relaxed.gpu.global.L2::cache_hint.b32 {{$w0}}, [{{$r0}} + {4 * offset}], keep; }}",
+        f"{{ .reg .pred p; setp.gt.s32 p, {{$r1}}, {least}; mov.b32 {{$w0}}, 0;"
+        "@p ld.relaxed.gpu.global.L2::cache_hint.b32 {$w0},"
+        f" [{{$r0}} + {4 * offset}], {{$r2}}; }}",
         pointer,
         count,
+        Int64(EVICT_LAST),
         out=Int32,
     )
 
@@ -303,12 +305,11 @@ def write4_lasting(pointer: cute.Pointer, words: Any) -> None:
     """`write4_relaxed` of words that the next layer of a step uses again: L2 keeps their line as of
     `load_lasting`."""
     ptx(
-        f"{{ .reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
-        "st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r0}],"
-        " {{$r1}, {$r2}, {$r3}, {$r4}}, keep; }",
+        "st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}, {$r5};",
         pointer,
         words[0],
         words[1],
         words[2],
         words[3],
+        Int64(EVICT_LAST),
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Float16, Float32, Int32, Int64
 
 from ..common.ptx_sm90 import (
     EVICT_LAST,
@@ -95,11 +95,11 @@ def clear_where(left: Int32, least: Int32, to: cute.Pointer) -> None:
     """Four zeros if `left` > `least`; L2 keeps their line (see above)."""
     ptx(
         "{ .reg .pred p; .reg .b32 z; mov.b32 z, 0; setp.gt.s32 p, {$r0}, {$r1};"
-        f".reg .b64 keep; mov.b64 keep, {EVICT_LAST:#x};"
-        "@p st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r2}], {z, z, z, z}, keep; }",
+        "@p st.relaxed.gpu.global.L2::cache_hint.v4.b32 [{$r2}], {z, z, z, z}, {$r3}; }",
         left,
         least,
         to,
+        Int64(EVICT_LAST),
     )
 
 

@@ -58,6 +58,12 @@ def plan_of(problem: Problem, splits: int, workers: int, tile_rows: int = 64) ->
     return Plan(problem, tile_rows, 64, "test", "grid", np.asarray(tiles, np.int32), begin)
 
 
+def test_a_timeline_is_one_line_in_a_notebook() -> None:
+    timeline = simulate(plan_of(Problem.uniform(2, 1, 300, 16), 2, 132))
+    us = f"{timeline.makespan:.1f} us"
+    assert repr(timeline) == f"<Timeline: {len(timeline)} events on {timeline.lanes} lanes, {us}>"
+
+
 @given(CLOCKS, CLOCKS, CLOCKS, CLOCKS, st.integers(1, 6), st.integers(0, 3), st.integers(1, 40))
 def test_a_pipeline_keeps_its_order_and_its_ring(
     load: float, qk: float, softmax: float, pv: float, stages: int, ahead: int, blocks: int

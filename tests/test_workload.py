@@ -48,6 +48,7 @@ def test_azure(tmp_path):
     assert trace.output_lens.tolist() == [44, 109]
     assert trace.name == "azure.csv"
     assert len(trace) == 2
+    assert repr(trace) == f"<Trace {trace.summary()}>" and "\n" not in repr(trace)
 
 
 def test_azure_columns_by_name_and_zones(tmp_path):

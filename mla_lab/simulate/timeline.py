@@ -26,7 +26,7 @@ class Event(NamedTuple):
     tile: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Events as columns, sorted by lane and start. `lanes`: number of lanes of the card."""
 
@@ -57,6 +57,9 @@ class Timeline:
             np.asarray(tile, np.int32)[order],
             lanes,
         )
+
+    def __repr__(self) -> str:
+        return f"<Timeline: {len(self)} events on {self.lanes} lanes, {self.makespan:.1f} us>"
 
     def __len__(self) -> int:
         return len(self.start)

@@ -9,7 +9,7 @@ import numpy as np
 from ..core.errors import invalid
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """Requests in the order of their file.
 
@@ -28,6 +28,9 @@ class Trace:
             raise invalid("trace", f"arrays of shapes {sorted(sizes)}", "equal shapes [n], n >= 1")
         for array in (self.arrival_s, self.input_lens, self.output_lens):
             array.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.summary()}>"
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -29,6 +29,7 @@ from mla_lab.bench.rotation import (
     make_rotation,
     page_lists,
     rotation_bytes_on,
+    rotation_words,
 )
 from mla_lab.cli.commands._bench_cases import add_flags, chosen
 from mla_lab.core.errors import InvalidInput
@@ -88,6 +89,12 @@ def test_a_rotation_leaves_little_of_itself_in_l2():
         assert copies * one >= (LEAST_BYTES if copies >= MANY else ROTATION_BYTES), case.name
         assert (copies - 1) * one < ROTATION_BYTES, case.name
         assert copies <= MANY or (copies - 1) * one < LEAST_BYTES, case.name
+
+
+def test_a_record_tells_of_its_rotation():
+    assert rotation_words(LEAST_BYTES) == "KV copies of 240 MB in rotation"
+    words = "KV copies of 4800 MB in rotation (small ones: 32, and 240 MB at least)"
+    assert rotation_words(ROTATION_BYTES) == words
 
 
 def test_a_rotation_of_nothing_has_one_copy():

@@ -9,6 +9,7 @@ from ..core.errors import invalid
 from ..core.markdown import markdown_table
 from .gate import Verdict, geometric_mean_change, passes
 from .records import Row, medians, rerun_spread, results
+from .rotation import rotation_words
 
 #: column of our kernels, with which peers are compared
 OURS = "mla-lab"
@@ -235,8 +236,8 @@ def method_note(rows: Sequence[Row]) -> str:
     text = (
         f"{origin(rows)}, driver {driver}, CUDA {env['cuda']}, torch "
         f"{env['libraries'].get('torch')}. {ours}Peers are planned outside of the timing. "
-        f"Whole calls, {method['timer']}, median of {method['rounds']} rounds, KV copies of "
-        f"{method['rotation_bytes'] / 1e6:.0f} MB in rotation."
+        f"Whole calls, {method['timer']}, median of {method['rounds']} rounds, "
+        f"{rotation_words(method['rotation_bytes'])}."
     )
     if "rest" in method and any("us_in_step" in row for row in rows):
         text += f" Between two calls of a step: {method['rest']}."

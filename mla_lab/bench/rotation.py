@@ -44,6 +44,13 @@ def rotation_bytes_on(device: torch.device | str) -> int:
     return ROTATION_BYTES if torch.device(device).type == "cuda" else LEAST_BYTES
 
 
+def rotation_words(rotation_bytes: int) -> str:
+    """What a record's `rotation_bytes` stand for, for its readers."""
+    copies = f"KV copies of {rotation_bytes / 1e6:.0f} MB in rotation"
+    few = f" (small ones: {MANY}, and {LEAST_BYTES / 1e6:.0f} MB at least)"
+    return copies + (few if rotation_bytes > LEAST_BYTES else "")
+
+
 def copies_for(problem: Problem, rotation_bytes: int) -> int:
     """Number of KV copies of a call that reach `rotation_bytes` together; of more than MANY, those
     that reach LEAST_BYTES."""

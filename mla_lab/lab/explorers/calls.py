@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from ...bench.records import medians
+from ...bench.rotation import rotation_words
 from .. import explorer
 from ..measuring import OURS, runs
 from ..source import Source
@@ -80,8 +81,8 @@ def methods(table: str) -> str:
     run = runs(file)[-1]
     method = run.rows[0]["method"]
     words = (
-        f"mla-lab: whole calls, {method['timer']}, median of {method['rounds']} rounds, KV copies "
-        f"of {method['rotation_bytes'] / 1e6:.0f} MB in rotation {run.source.chip()}"
+        f"mla-lab: whole calls, {method['timer']}, median of {method['rounds']} rounds, "
+        f"{rotation_words(method['rotation_bytes'])} {run.source.chip()}"
     )
     if table in TABLES:
         row = lines(PUBLISHED)[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from mla_lab.bench.cases import (
 )
 from mla_lab.bench.checks import Accuracy, compare
 from mla_lab.bench.rotation import (
+    CACHE_SHARE,
     LEAST_BYTES,
     MANY,
     ROTATION_BYTES,
@@ -107,6 +110,11 @@ def test_caches_of_a_rotation_leave_room_on_a_gpu(monkeypatch):
     assert len(make_rotation(case, rotation_bytes=SMALL * 9, workspace_bytes=1).copies) == 2
     monkeypatch.undo()
     assert len(make_rotation(case, rotation_bytes=SMALL * 9, workspace_bytes=1).copies) > 2
+    card = SimpleNamespace(total_memory=4 * CACHE_SHARE * 10**9 - 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    on_card = partial(SimpleNamespace, device=torch.device("cuda"))
+    assert rotations._most_copies(on_card(nbytes=10**9)) == 3
+    assert rotations._most_copies(on_card(nbytes=10**12)) == 1, "the first one in any case"
 
 
 FORMATS = [

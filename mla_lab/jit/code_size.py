@@ -17,7 +17,7 @@ warps (H200, 2026-11-29, by hand, one card: 128 heads, behind its own replay and
 
 The same holds with ten further kernels between two calls. The rule by which CTAs find their tiles,
 which one layer of a step executes, is therefore a function behind the kernel's own code
-(`cute.common.outlined`). The build of the table has 86,112 B ahead of it.
+(`cute.common.outlined`). The build of the table has 86.5 KB ahead of it.
 
 Code that a launch does execute is fast within the first 128 KiB, and is fetched anew by each launch
 behind them, whatever of the kernel it executes. Two mainloops in one kernel show it, of which a

@@ -220,7 +220,7 @@ class Launch:
         other = copy.copy(self)
         other.attend = kernel(build, stamps.device)
         other._walk = (*self._walk, stamps)
-        other.repeat = other.enqueue()
+        other.repeat = other if self.repeat is self else other.enqueue()
         return other
 
     def __call__(self, given: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:

@@ -33,8 +33,9 @@ FIRST_LAYER = {
 }
 #: what a sentence on the call says of times in a step
 IN_A_STEP = (
-    " In a step: a layer's share of the time of 16 layers that have {} and the call, minus that of "
-    "the same layers without the call, so that {} fetched anew."
+    " Times in a step are measured over 16 layers. Each layer runs {} and the call, so that the "
+    "call's {} are fetched anew. The figure is the difference from the same layers without the "
+    "call, divided by 16."
 )
 #: the kernels there in records that name none: behind a GEMM alone most of the code is still in the
 #: instruction caches
@@ -92,8 +93,8 @@ def call_note(rows: Sequence[Row]) -> str:
     if any("us_in_step" in row for row in rows):
         methods = [row["method"] for row in rows if row["kind"] == "run"]
         rest = next((method["rest"] for method in methods if "rest" in method), REST)
-        what = "its data and part of its code are" if rest == REST else "its code and data are"
-        step = IN_A_STEP.format(rest, what)
+        whose = "data and part of its code" if rest == REST else "code and data"
+        step = IN_A_STEP.format(rest, whose)
     return (
         "Times are of whole calls in a CUDA graph, with KV read from memory; each peer makes its "
         f"own plan outside of the timing.\n{words[headline(rows)]}{step}"

@@ -2,9 +2,10 @@
 
 A launch whose code is in no cache of the SM, as in a step whose other kernels have run since, has
 about the first 104 KB fetched for it; what lies behind them is fetched where it is executed, at 0.3
-to 1 us a KB. So code that few launches execute does not belong in front, executed or not. keep_ab
-with 64 rows of bf16 and so many further bytes, which no thread executes, ahead of the roles of its
-warps (H200, 2026-11-29, by hand, one card: 128 heads, behind its own replay and in a step, us):
+to 1 us a KB. So code that few launches execute does not belong in front, executed or not. The
+table has times of keep_ab with 64 rows of bf16, padded ahead of its warps' roles with code that no
+thread executes (H200, 2026-11-29, by hand, one card: 128 heads, behind its own replay and in a
+step, us):
 
 | bytes of code | 16 requests of 1,024 tokens | 4 of 4,096 |
 |---:|---:|---:|
@@ -19,8 +20,8 @@ The same holds with ten further kernels between two calls. The rule by which CTA
 which one layer of a step executes, is therefore a function behind the kernel's own code
 (`cute.common.outlined`). The build of the table has 86.5 KB ahead of it.
 
-Code that a launch does execute is fast within the first 128 KiB, and is fetched anew by each launch
-behind them, whatever of the kernel it executes. Two mainloops in one kernel show it, of which a
+Code that a launch does execute is fast within the first 128 KiB; code past them is fetched anew by
+each launch, whichever mainloop the launch executes. Two mainloops in one kernel show it, of which a
 launch runs one (keep_ab with 64 rows of bf16, 1 request, 128 heads, H200, 2026-11-24, medians of 9
 replays, us; `data/notes/kernel_attempts.jsonl`):
 

@@ -111,7 +111,7 @@ TILES = KEEP_AB_PERSISTENT.tiles
 ROWS_16, ROWS_32, ROWS_64 = (((rows, 1),) for rows in (16, 32, 64))
 FEATURES, SCALES, SKIP = (("features", 1),), (("scales", 1),), (("skip", 1),)
 PAGED, GATHER = (("gather", 1),), (("gather", 2),)
-#: formulas whose last arriver merges, so that a grid may be larger than the card, or all pieces
+#: formulas whose last CTA merges, so that a grid may be larger than the card, or all pieces
 MERGES = tuple((("fused_merge", merge), ("grid", 1)) for merge in (1, 2))
 #: what sparse calls take beside that, and pages of any size
 SPARSE = tuple((*merge, *FEATURES, *GATHER) for merge in MERGES)

@@ -1,9 +1,9 @@
 """The CuTe backend: kernels of `mla_lab/cute` on a Hopper card, by way of prebuilt libraries.
 
-With a `plan` its words are copied to the device once. Without one, work follows from lengths that
-never leave the device: by a formula, as each worker reads its request's length, or as each CTA
-finds its tiles, or the pieces of a batch-invariant call, in all lengths. Kernel, tile and bounds
-are chosen from what a call's form tells, so that a captured graph stays right when lengths change.
+With a `plan` its words are copied to the device once. Without one, the device derives the work from
+lengths that never leave it. On a static grid each worker computes its piece from the length of its
+own request; in a persistent launch each CTA computes its tiles, or the pieces of a batch-invariant
+call, from all lengths. Kernel, tile and bounds are chosen from what a call's form tells, so that a captured graph stays right when lengths change.
 
 Where nothing can be compiled, the choice is among the builds that are there (see `builds`).
 """

@@ -6,7 +6,7 @@
                                  each launch of a batch-invariant call
     Formula                      three numbers in place of a plan; each worker cuts for itself
 
-Neither waits for the device. A copy is enqueued on the current stream, which later launches are
+None of them waits for the device. A copy is enqueued on the current stream, which later launches are
 expected to use too, as they share a workspace.
 """
 

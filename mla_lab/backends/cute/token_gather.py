@@ -2,8 +2,8 @@
 
 One kernel takes them (`cute/swap_ab_sm90`, option gather), by a formula: each request, in a sparse
 call each query token, in as many pieces. All pieces of a row tile merge a share where all workers
-run at once; in a grid that is larger than the card the last arriver merges, and nobody waits. The
-two merges round differently, so that under batch invariance the last arriver merges in any grid.
+run at once; in a grid that is larger than the card the last CTA merges, and nobody waits. The
+two merges round differently, so that under batch invariance the last CTA merges in any grid.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def configs_for(
     batch_invariant: bool,
     able: Callable[[KernelConfig], bool] = lambda config: True,
 ) -> tuple[KernelConfig, KernelConfig]:
-    """The kernel whose last arriver merges, and the one that shares its merges. Of 16 rows; taller
+    """The kernel whose last CTA merges, and the one that shares its merges. Of 16 rows; taller
     where a query token has more heads, since each row tile fetches its tokens anew, or where all
     tokens of a request, which share their keys, have more rows. The taller one too where those of
     16 rows cannot be had.

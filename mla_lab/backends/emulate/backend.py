@@ -3,7 +3,7 @@
 
 Builds, schedules, workspace and launch arguments are those of `backends.cute`; only the launch
 itself goes to `mla_lab.emulate`, which runs the compiled PTX. The first call of a form compiles its
-kernel (about 10 s), and one call takes seconds, so that `MAX_SCORES` bounds a problem.
+kernel (about 15 s), and one call takes seconds, so that `MAX_SCORES` bounds a problem.
 """
 
 from __future__ import annotations

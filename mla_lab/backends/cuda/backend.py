@@ -1,7 +1,7 @@
 """The CUDA backend: warp-level mma in CUDA C++ (kernels/xqa), on Hopper and, compiled, beyond.
 
-It runs what the CuTe kernels do not: tables of their own for values, queries whose rows lie apart, a
-`bmm1_scale` that is a number of 0 or less, an fp16 query over e4m3, and GPUs other than Hopper.
+It runs what the CuTe kernels do not: tables of their own for values, queries whose rows lie apart,
+a `bmm1_scale` that is a number of 0 or less, an fp16 query over e4m3, and GPUs other than Hopper.
 Lengths stay on the device; kernel and cuts follow from a call's form, so that a captured graph
 stays right when lengths change. On a GPU on which the kernel was not tested, the first call of each
 configuration is compared with the torch backend (`self_check`).

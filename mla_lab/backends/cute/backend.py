@@ -3,7 +3,8 @@
 With a `plan` its words are copied to the device once. Without one, the device derives the work from
 lengths that never leave it. On a static grid each worker computes its piece from the length of its
 own request; in a persistent launch each CTA computes its tiles, or the pieces of a batch-invariant
-call, from all lengths. Kernel, tile and bounds are chosen from what a call's form tells, so that a captured graph stays right when lengths change.
+call, from all lengths. Kernel, tile and bounds are chosen from what a call's form tells, so that a
+captured graph stays right when lengths change.
 
 Where nothing can be compiled, the choice is among the builds that are there (see `builds`).
 """

@@ -6,8 +6,8 @@
                                  each launch of a batch-invariant call
     Formula                      three numbers in place of a plan; each worker cuts for itself
 
-None of them waits for the device. A copy is enqueued on the current stream, which later launches are
-expected to use too, as they share a workspace.
+None of them waits for the device. A copy is enqueued on the current stream, which later launches
+are expected to use too, as they share a workspace.
 """
 
 from __future__ import annotations

@@ -247,7 +247,12 @@ def test_a_target_over_a_uniform_batch(folder):
     write_uniform(folder, *a_step(f"{AZURE}_n2_s0", 10.0, 8.0))
     (verdict,) = judge(load())
     assert not verdict.met and verdict.figure.value == pytest.approx(1.25)
-    assert "| n | at most 1.100 | 1.250 (azure n2 s0; mean 1.250 of 1) | no | 0 |" in targets.made()
+    line = (
+        "| n | at most 1.100 | 1.250 (azure n2 s0; mean 1.250 of 1) | h200_plain_uniform | no | 0 |"
+    )
+    made = targets.made().splitlines()
+    assert line in made
+    assert made[-1] == f"- `data/{uniform_table.RECORD}`: a card, 2026-11-20, commit ccccccccc"
 
 
 def test_the_targets_over_uniform_batches_are_measured(verdicts):

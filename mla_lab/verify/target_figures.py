@@ -75,6 +75,21 @@ def rows_of(name: str) -> tuple[Row, ...]:
     return tuple(read(path))
 
 
+def _lines(name: str) -> list[Row]:
+    """The rows of a record that is not of `mla-lab bench`."""
+    return [json.loads(line) for line in (data_dir() / name).read_text("utf-8").splitlines()]
+
+
+def origin_of(name: str) -> str:
+    """Card, date and commit of a record's last run."""
+    rows = _lines(name)
+    run = next((row for row in reversed(rows) if row.get("kind") == "run"), rows[-1])
+    env = run.get("environment", run)
+    card = (env.get("card") or {}).get("name") or env.get("device", "a CPU")
+    date = run.get("time", env.get("date", ""))[:10]
+    return f"{card}, {date}, commit {env['commit'][:9]}{' (modified)' if env.get('dirty') else ''}"
+
+
 def mean(values: Iterable[float]) -> float:
     """Geometric mean."""
     logs = [math.log(value) for value in values]
@@ -115,11 +130,13 @@ def least_speedup(record: str = ANCHOR, heads: Span = ALL) -> Figure:
     return Figure(found[worst], f"{_short(worst)}, of {len(found)}")
 
 
-def sparse_speedup(heads: Span = ALL, batch: Span = ALL, top_k: int = 2048) -> Figure:
+def sparse_speedup(
+    heads: Span = ALL, batch: Span = ALL, top_k: int = 2048, record: str = SPARSE
+) -> Figure:
     """Geometric mean of FlashMLA's time over that of the kernel that the plain sparse call takes,
     and the least."""
     found = {}
-    for problem, us in sparse_table.cases(rows_of(SPARSE)):
+    for problem, us in sparse_table.cases(rows_of(record)):
         inside = heads[0] <= problem.heads <= heads[1] and batch[0] <= problem.batch <= batch[1]
         if inside and problem.top_k == top_k:
             case = f"b{problem.batch}_q{max(problem.q_lens)}_h{problem.heads}"
@@ -138,11 +155,11 @@ def read_share(
     return Figure(min(shares.values()), each, ".1%")
 
 
-def trace_speedup(heads: int) -> Figure:
+def trace_speedup(heads: int, record: str = TRACES) -> Figure:
     """The least figure over the samples of a trace, where a sample counts by the larger of two: the
     best peer's time over ours, and the share of the read bandwidth scaled so that 97 % is 1.05.
     """
-    speed, share = speedups(TRACES, ALL, ALL, ALL, (heads, heads)), _read_shares(TRACES)
+    speed, share = speedups(record, ALL, ALL, ALL, (heads, heads)), _read_shares(record)
     counted = SPEEDUP_INSTEAD / READ_INSTEAD
     score = {c: max(speed[c], counted * share[c]) for c in speed if c.startswith("trace")}
     worst = min(score, key=lambda case: score[case])
@@ -151,10 +168,10 @@ def trace_speedup(heads: int) -> Figure:
     return Figure(score[worst], f"{note}; {ranges}")
 
 
-def trace_over_uniform(heads: int) -> Figure:
+def trace_over_uniform(heads: int, record: str = TRACES) -> Figure:
     """The worst sample's time over that of a uniform batch of as many tokens."""
-    ours = our_times(TRACES)
-    problems = {row["case"]: problem_of(row) for row in results(rows_of(TRACES), "ok")}
+    ours = our_times(record)
+    problems = {row["case"]: problem_of(row) for row in results(rows_of(record), "ok")}
     tokens = {c: sum(problems[c].kv_lens) for c in ours if problems[c].heads == heads}
     uniform = {tokens[c]: ours[c] for c in tokens if not c.startswith("trace")}
     ratios = {}
@@ -167,11 +184,11 @@ def trace_over_uniform(heads: int) -> Figure:
     return Figure(ratios[worst], f"{_short(worst)}, of {len(ratios)} samples")
 
 
-def step_over_uniform(heads: int) -> Figure:
+def step_over_uniform(heads: int, record: str = uniform_table.RECORD) -> Figure:
     """The plain call: the worst trace step's time over that of its uniform twin, and the mean."""
-    steps = [s for s in uniform_table.steps(rows_of(uniform_table.RECORD)) if s.heads == heads]
+    steps = [s for s in uniform_table.steps(rows_of(record)) if s.heads == heads]
     if not steps:
-        raise invalid("cases", "none", f"trace steps of {heads} heads in {uniform_table.RECORD}")
+        raise invalid("cases", "none", f"trace steps of {heads} heads in {record}")
     worst = max(steps, key=lambda step: step.ratio)
     average = mean(step.ratio for step in steps)
     note = f"{worst.trace.partition('_')[0]} {worst}; mean {average:.3f} of {len(steps)}"
@@ -238,7 +255,7 @@ def lse_error(record: str = "records/pairwise.jsonl", formats: str = SIXTEEN) ->
     """Largest error of lse, relative to max(1, |lse|), in calls whose format matches `formats`."""
     errors = [
         row["lse_error"]
-        for row in map(json.loads, (data_dir() / record).read_text(encoding="utf-8").splitlines())
+        for row in _lines(record)
         if row["kind"] == "case" and row["backend"] == "cute" and row["status"] == "ok"
         and re.fullmatch(formats, row["case"]["format"])
     ]  # fmt: skip
@@ -296,13 +313,12 @@ def _short(case: str) -> str:
     return f"{found[1]} {found[2]}" if found else case
 
 
-def host_time() -> Figure:
+def host_time(record: str = HOST) -> Figure:
     """Host time of the contract's call without a plan over that of torch's `add(out=)`, in the
     newest line that has both."""
-    lines = (data_dir() / HOST).read_text(encoding="utf-8").splitlines()
-    found = [row for row in map(json.loads, lines) if PLAIN_CALL in row["host_us"]]
+    found = [row for row in _lines(record) if PLAIN_CALL in row["host_us"]]
     if not found:
-        raise invalid("cases", "none", f"a line of {HOST} with {PLAIN_CALL!r}")
+        raise invalid("cases", "none", f"a line of {record} with {PLAIN_CALL!r}")
     ours, add = (found[-1]["host_us"][name] for name in (PLAIN_CALL, ADD))
     note = f"{ours:.1f} us beside {add:.1f} us, commit {found[-1]['commit'][:9]}"
     return Figure(ours / add, note)

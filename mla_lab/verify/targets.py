@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import invalid
 from ..core.markdown import markdown_table
 from ..core.resources import data_dir
-from .target_figures import FIGURES, Figure
+from .target_figures import FIGURES, Figure, origin_of
 
 FILE, ATTEMPTS = "notes/targets.jsonl", "notes/kernel_attempts.jsonl"
 
@@ -37,6 +39,12 @@ class Target:
     def measure(self) -> Figure:
         """The figure from today's records."""
         return FIGURES[self.figure](**self.of)
+
+    @property
+    def record(self) -> str:
+        """The record that the figure is computed from."""
+        default = signature(FIGURES[self.figure]).parameters["record"].default
+        return str(self.of.get("record", default))
 
     def met(self, figure: Figure) -> bool:
         """True if the figure meets the bound."""
@@ -91,8 +99,11 @@ def finer(figure: Figure, asked: float) -> Figure:
 
 
 def made() -> str:
-    """The table of the targets of the file."""
-    return table(judge(load()))
+    """The table of the targets of the file; card, date and commit of each record."""
+    verdicts = judge(load())
+    records = dict.fromkeys(verdict.target.record for verdict in verdicts)
+    origins = [f"- `data/{name}`: {origin_of(name)}" for name in records]
+    return "\n".join([table(verdicts), "", "The records:", "", *origins])
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -102,10 +113,11 @@ def table(verdicts: Sequence[Verdict]) -> str:
         target, figure = verdict.target, verdict.figure
         tried = "" if verdict.met else str(len(set(target.attempts)))
         met = "yes" if verdict.met else "no"
-        lines.append((target.name, _asked(target, figure), figure, met, tried))
+        asked, record = _asked(target, figure), Path(target.record).stem
+        lines.append((target.name, asked, figure, record, met, tried))
     missed = [v.target for v in verdicts if not v.met]
     why = [f"- {t.name}: {t.reason or 'no reason on record'}" for t in missed]
-    shown = markdown_table(("target", "asked:", "measured", "met", "attempts:"), lines)
+    shown = markdown_table(("target", "asked:", "measured", "record", "met", "attempts:"), lines)
     return "\n".join([shown, "", *why]).rstrip()
 
 

@@ -1,11 +1,11 @@
 """Choice of kernel, tile and splits: candidates -> predicted time -> the cheapest, with a reason.
 
 Two kernel families compete, each in its launch modes (see `launch_modes`). swap_ab has KV on the M
-side of the MMA and 8, 16 or 32 query rows on the N side: no padded rows, small partials, and heads
-may be spread over CTAs that read the same keys from L2. It runs static grids (see `formula`), where
-all workers are resident at once, and persistent plans, which balance ragged lengths. keep_ab has
-the query rows on the M side, 64 of them, or 128 over a cluster of two CTAs that share each KV
-block by multicast, and so fills the tensor cores.
+side of the MMA and 8, 16 or 32 query rows (64 in e4m3) on the N side: no padded rows, small
+partials, and heads may be spread over CTAs that read the same keys from L2. It runs static grids
+(see `formula`), whose workers must all be resident at once if they split a row tile, and persistent
+plans, which balance ragged lengths. keep_ab has the query rows on the M side, 64 of them, or 128
+over a cluster of two CTAs that share each KV block by multicast, and so fills the tensor cores.
 """
 
 from __future__ import annotations

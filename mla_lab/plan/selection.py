@@ -1,8 +1,8 @@
 """Which build runs a call whose lengths are unknown: batch, rows and formats decide.
 
 Each launch mode (see `launch_modes`) is priced for requests of one length and for drawn ones, at
-mean lengths of `BLOCKS`: walks by the plan that their workers find themselves (see
-`self_schedule`), formulas by the most pieces that a request may have. The mode with the least mean
+mean lengths of `BLOCKS`: a persistent mode by the tiles that its workers find themselves (see
+`self_schedule`), a static grid by the most pieces that a request may have. The mode with the least mean
 logarithm of its price over the best one's is chosen, so that no length costs much more than the
 build that is best for it alone. Its `regret` says how much. Where one tile of swap_ab holds all
 rows, and keep_ab is priced as it, the one that loses less at its worst length is taken: 128

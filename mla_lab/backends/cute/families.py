@@ -78,7 +78,7 @@ def config_for_plan(plan: Plan) -> KernelConfig | None:
 
 
 def tiles_of(problem: Problem) -> list[str]:
-    """Work tiles of plans that a kernel of these formats walks, or takes as a formula."""
+    """Work tiles of plans that a kernel of these formats reads, or takes as a formula."""
     found = (
         mode.tiles_for(problem.q_dtype, problem.kv_format)
         for mode in (SWAP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_LL_M8, KEEP_AB_PERSISTENT)

@@ -40,15 +40,15 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
 
 def _check_skips(config: KernelConfig) -> None:
     """Raises Unsupported for a kernel without skip-softmax. Of 16 bits it is where products are
-    what takes the time, and in the one tile with registers for it; over eight bits in walks.
+    what takes the time, and in the one tile with registers for it; over eight bits in persistent builds.
     """
     operands = FORMATS.get((config.q_dtype, config.kv_format))
-    walks = operands in (E4M3, QUERY_HI_LO)
-    if walks and config.kernel == SWAP_AB_PERSISTENT.kernel and not config.option("grid"):
+    eight_bits = operands in (E4M3, QUERY_HI_LO)
+    if eight_bits and config.kernel == SWAP_AB_PERSISTENT.kernel and not config.option("grid"):
         return
-    if walks or (config.kernel, config.cluster) != (KEEP_AB_PERSISTENT.kernel, 1):
+    if eight_bits or (config.kernel, config.cluster) != (KEEP_AB_PERSISTENT.kernel, 1):
         got = f"{config.kernel} of {config.tile_rows} rows with skip-softmax"
-        raise unsupported("plan", got, "one of 16 or 32 rows" if walks else "one of 64 rows")
+        raise unsupported("plan", got, "one of 16 or 32 rows" if eight_bits else "one of 64 rows")
 
 
 def number(scale: float | Tensor, factor: float = 1.0) -> float:

@@ -2,9 +2,9 @@
 
 Each launch mode (see `launch_modes`) is priced for requests of one length and for drawn ones, at
 mean lengths of `BLOCKS`: a persistent mode by the tiles that its workers find themselves (see
-`self_schedule`), a static grid by the most pieces that a request may have. The mode with the least mean
-logarithm of its price over the best one's is chosen, so that no length costs much more than the
-build that is best for it alone. Its `regret` says how much. Where one tile of swap_ab holds all
+`self_schedule`), a static grid by the most pieces that a request may have. The mode with the least
+mean logarithm of its price over the best one's is chosen, so that no length costs much more than
+the build that is best for it alone. Its `regret` says how much. Where one tile of swap_ab holds all
 rows, and keep_ab is priced as it, the one that loses less at its worst length is taken: 128
 requests of the Azure trace with 16 heads take 71 to 79 us by swap_ab and 76 to 83 us by keep_ab,
 128 of 1,024 tokens 56 and 55 us (H100, 2026-11-26, `data/notes/kernel_attempts.jsonl`). Where both

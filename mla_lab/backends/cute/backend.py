@@ -211,9 +211,9 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool) -> Sel
 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:
-    """Way and rows of the kernel with skip-softmax: of 16 bits where products are what takes the
-    time, and in the one tile with registers for it. Over eight bits a persistent one: of 32 rows of e4m3,
-    which have no registers for the entries of several pages a tile, else of 16.
+    """Launch mode and rows of the kernel with skip-softmax: of 16 bits where products are what
+    takes the time, and in the one tile with registers for it. Over eight bits a persistent one: of
+    32 rows of e4m3, which have no registers for the entries of several pages a tile, else of 16.
     """
     operands = FORMATS[problem.q_dtype, problem.kv_format]
     if operands not in (E4M3, QUERY_HI_LO):

@@ -40,7 +40,8 @@ def with_features(config: KernelConfig, features: Features) -> KernelConfig:
 
 def _check_skips(config: KernelConfig) -> None:
     """Raises Unsupported for a kernel without skip-softmax. Of 16 bits it is where products are
-    what takes the time, and in the one tile with registers for it; over eight bits in persistent builds.
+    what takes the time, and in the one tile with registers for it; over eight bits in persistent
+    builds.
     """
     operands = FORMATS.get((config.q_dtype, config.kv_format))
     eight_bits = operands in (E4M3, QUERY_HI_LO)

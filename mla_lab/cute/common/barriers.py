@@ -69,7 +69,3 @@ class NamedBarrier:
     def sync(self) -> None:
         """Arrive, and wait until all `threads` have arrived."""
         cute.arch.barrier(barrier_id=self.barrier_id, number_of_threads=self.threads)
-
-    def arrive(self) -> None:
-        """Arrive, and go on."""
-        cute.arch.barrier_arrive(barrier_id=self.barrier_id, number_of_threads=self.threads)

@@ -53,8 +53,6 @@ through two of the ring's four stages, once per work tile:
     q_pipe.empty         128 QK-softmax threads, twice per work tile: no MMA reads Q, Q is written
                          with `kv_656` the scale warp too, which has seen Q land
     p_written, p_pipe    see `p_exchange_2cta`
-    SPLIT_BARRIER        named: PV warp groups store a work tile's result behind the split of the
-                         next query
 Timeline of a steady tile of one CTA (about 2800 clocks on an H200, 2026-11-21)
     QK-softmax   | QK(t + 1), part 0; softmax(t) under it | other parts; P(t) committed in between
     PV           | PV(t - 1)                                                        | PV(t) ...

@@ -34,7 +34,7 @@ from ..params import BOX, ROPE_BOX
 from ..release import release_stage
 from . import kv_656, v_fp8_to_fp16
 from .p_exchange_2cta import p_state
-from .params import Q_STAGES, SPLIT_BARRIER, STEP
+from .params import Q_STAGES, STEP
 from .promotion import kv_tiles, promote, rescale_promoted, start_factors
 
 #: log2 of the factor of fp16 partials: no result passes 448, the greatest V
@@ -396,8 +396,5 @@ def mainloop_pv(cta: Cta):
         else:
             state = run_tiles(cta, f, state, index)
         profile_event(cfg, g, "last PV")
-        if const_expr(cfg.query_hi_lo):
-            if index + 1 < last:
-                SPLIT_BARRIER.sync()
         epilogue(cta, f.tOrO, index)
         profile_event(cfg, g, "partial written")

@@ -33,7 +33,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64, cons
 from cutlass.cute.nvgpu import warpgroup
 
 from ....plan.config import KernelConfig
-from ...common.barriers import MBarriers, NamedBarrier
+from ...common.barriers import MBarriers
 from ...common.kv_656 import SCALE_GROUPS
 from ...common.pipeline import Pipeline
 from ...rows_on_m.params import BLOCK, BOXES, RECORD_WORDS, RECORDS
@@ -50,10 +50,6 @@ ROPE, SCALES = BLOCK * 64 * 2, BLOCK * 4 * 4
 STEP = 32
 #: the warps that fetch tokens one by one
 GATHER_WARPS = (12, 14)
-#: the query of the next work tile is split. The PV warp groups store a result only then: beside
-#: their stores the split, for which QK waits, took 3.6 us, without them 1.5 (64 rows, 656 bytes,
-#: H200, 2026-11-30, `data/notes/kernel_attempts.jsonl`)
-SPLIT_BARRIER = NamedBarrier(4, 384)
 #: log2 of the weight of a row max that has just moved. The distance to e4m3's greatest is how far
 #: scores may rise before it moves again, at the cost of a tile's time: of 8192 Gaussian keys it
 #: moves in 4 tiles, with 7 in 29, and few weights fall below e4m3's least

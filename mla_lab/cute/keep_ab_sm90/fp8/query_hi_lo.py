@@ -37,7 +37,7 @@ from . import kv_656
 from .mainloop_qk_softmax import finish_rows, nothing, tile_context
 from .p_exchange_2cta import p_state
 from .p_fp16 import Tile, softmax_step
-from .params import SPLIT_BARRIER, STEP, Fp8Config
+from .params import STEP, Fp8Config
 from .query_split import split_query
 
 #: MMAs of QK(t + 1) issued before the weights of tile t are computed; one more follows each word
@@ -335,8 +335,6 @@ def mainloop_qk_softmax_hi_lo(cta: Cta):
         second = state.advance(cfg.stages)
         s.kv_pipe.consumer_wait(second)
         split_query(cta, f.tSrQ, scale, (state.index, second.index))
-        if index > cta.plan.first:
-            SPLIT_BARRIER.arrive()
         state = second.advance(cfg.stages)
         tile, tiles = tile_context(cta, rows, index, w)
         state = state.uniform()

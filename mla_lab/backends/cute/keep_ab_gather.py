@@ -5,11 +5,11 @@ tokens, so that a call with more than 64 heads fetches each token once per 64 he
 calls, where each query token is a request of its own, and dense ones with pages of any size.
 "cute" chooses it for sparse calls of more heads than `SWAP_AB_HEADS`, where the records
 `h200_sparse.jsonl` and `h200_sparse_bf16.jsonl` in `data/records` have it ahead of swap_ab's gather
-(`token_gather`), or within 0.6 us of it, between the other kernels of a step; and for dense calls
-of more rows than one row tile of that kernel, each of which fetches all tokens. With pages of one
-token, 8,192 of them, it takes 0.58 of that kernel's time for 64 requests of 128 heads and 0.66 for
-4 in bf16, 0.45 and 0.69 in e4m3, 0.35 and 0.51 over 656 bytes; for one request of 1,024 tokens 1.15
-(H200, 2026-11-29, `data/notes/kernel_attempts.jsonl`).
+(`token_gather`) between the other kernels of a step; and for dense calls of more rows than one row
+tile of that kernel, each of which fetches all tokens. With pages of one token, 8,192 of them, it
+takes 0.58 of that kernel's time for 64 requests of 128 heads and 0.66 for 4 in bf16, 0.45 and 0.69
+in e4m3, 0.35 and 0.51 over 656 bytes; for one request of 1,024 tokens 1.15 (H200, 2026-11-29,
+`data/notes/kernel_attempts.jsonl`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ FORMATS = (
 )
 #: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
 #: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
-#: take more in a step than by keep_ab, but for 4 requests of few tokens, where the two are within
-#: 0.6 us; behind its own replay a call of few tokens takes up to 3.9 us less (656 bytes, H200,
-#: 2026-11-28, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.63 to 0.83 of swap_ab's time from 32
+#: take more in a step than by keep_ab; behind its own replay a call of few tokens takes up to 4.1
+#: us less (656 bytes, H200, 2026-11-30, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.63 to 0.83 of swap_ab's time from 32
 #: heads on, and 0.56 to 0.76 in a step (H200, 2026-11-28, `h200_sparse_bf16.jsonl`). Other formats,
 #: not timed, follow
 SWAP_AB_HEADS = 16

@@ -49,6 +49,15 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("ladder --rounds 3", "--rounds: got 3; supported: it with --record"),
         ("plan --seed 5", "--seed: got 5; supported: it with --trace"),
         ("plan --json --tiles", "--tiles: got it with --json"),
+        (
+            "plan --trace synthetic --mode replay --seed 5",
+            "--seed: got 5; supported: it with --mode",
+        ),
+        ("bundle out --kernel cute/empty --python x", "--python: got 'x'; supported: a version"),
+        ("bundle out --as-wheel --python 3.12", "--python: got it beside --as-wheel"),
+        ("bench sweep r.jsonl --batch 1 --per-tile 0", "--per-tile: got 0; supported: 1 or more"),
+        ("bench sweep r.jsonl --batch 1 --backend nope", "--backend: got 'nope'; supported:"),
+        ("verify published r.jsonl --device cpu --dtypes ,", "--dtypes: got none; supported:"),
         ("live --only pages --into data --traces nowhere", "--traces: got nowhere"),
         ("xray --kernel cuda/planner --ptx --sass", "--ptx: got it with --sass"),
         ("bench run r --only b1_q1_h16_kv1024$ --page-size 32", "--page-size: got [32]"),
@@ -104,6 +113,35 @@ def test_records_of_another_kind_are_not_shown(
     assert "record: got" in said(capsys, "ladder", "--show", str(empty))
     assert "without rows" in said(capsys, "bench", "report", str(empty))
     assert "--into: got" in said(capsys, "live", "--only", "pages", "--into", str(empty))
+
+
+@pytest.mark.parametrize("held", ["my notes\n", '{"my": "data"}\n', '{"kind": "run"}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "verify kinds PATH --calls 1",
+        "verify pairwise PATH --device cpu --first 1",
+        "verify costs PATH --device cpu",
+        "verify lse PATH",
+        "verify card-bits PATH",
+    ],
+)
+def test_a_record_replaces_no_other_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, held: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(held)
+    assert "which holds" in said(capsys, *line.replace("PATH", str(path)).split())
+    assert path.read_text() == held
+
+
+def test_rank_kernels_append_to_no_other_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_text('{"my": "data"}\n')
+    assert "which holds something else" in said(capsys, "bench", "rank-kernels", str(path))
+    assert path.read_text() == '{"my": "data"}\n'
 
 
 def test_an_archive_of_something_else_stays_as_it_is(tmp_path: Path) -> None:

@@ -247,6 +247,9 @@ def test_integers_of_numpy_are_plain_ones_once() -> None:
     assert replay.replay(given) is not None
     with pytest.raises(InvalidType, match="cp_world: got bool"):
         form_of(replace(args, cp_world=True))
+    for ranks in (2**31, 2**61, 2**70):  # positions of keys would not fit into 64 bits
+        with pytest.raises(InvalidInput, match="cp_world: got"):
+            form_of(replace(args, cp_world=ranks))
     inputs = make_gqa_inputs(GqaShape((1, 1), (70, 9), 8, 2), workspace_bytes=4096)
     checked = check_gqa(GqaArgs(**inputs.contract_args(), window_left=np.int32(5)))
     assert type(checked.args.window_left) is int
@@ -431,6 +434,13 @@ def test_a_list_that_contains_itself_is_refused(name: str) -> None:
 def test_explain_checks_too() -> None:
     with pytest.raises(InvalidInput, match="query"):
         explain(None, None, None, None)
+    given = inputs_of().contract_args()
+    names = ("query", "kv_cache", "block_tables", "seq_lens", "bmm1_scale")
+    named = {name: given[name] for name in names}
+    explain(**named)
+    for name, value in {"bmm1_scale": math.nan, "max_seq_len": "x", "plan": 3}.items():
+        with pytest.raises(InvalidInput, match=f"{name}: got"):
+            explain(**{**named, name: value})
 
 
 def test_the_page_of_hostile_input_names_tests() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -154,9 +154,48 @@ def test_a_nested_tensor_is_told_by_name(
         call(uneven)
 
 
+class Cache(NamedTuple):
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 def gqa_call(**changes: Any) -> dict[str, Any]:
     shape = GqaShape((1, 1), (70, 9), 8, 2, page_size=16)
     return make_gqa_inputs(shape, 1, workspace_bytes=1 << 20).contract_args() | changes
+
+
+def test_xqa_s_own_layout_holds_in_the_checks_ahead_of_a_copy() -> None:
+    """Its default is NHD: with a workspace, and with a query whose rows lie apart."""
+    named = gqa_call()
+    named["kv_cache"] = tuple(part.transpose(1, 2).contiguous() for part in named["kv_cache"])
+    places = ("query", "kv_cache", "block_tables", "seq_lens", "max_seq_len")
+    query, cache, *given = (named[name] for name in places)
+    apart = torch.cat((query, query), -1)[..., : query.shape[-1]]
+    xqa = flashinfer.xqa_batch_decode_with_kv_cache
+    wanted = xqa(query, cache, None, *given, kv_layout="NHD")
+    for rows in (query, apart):
+        for workspace in (None, torch.zeros(1 << 20, dtype=torch.uint8)):
+            torch.testing.assert_close(xqa(rows, cache, workspace, *given), wanted)
+
+
+def test_a_cache_may_be_a_named_tuple() -> None:
+    named = gqa_call()
+    cache = Cache(*named["kv_cache"])
+    apart = torch.cat((named["query"],) * 2, -1)[..., : named["query"].shape[-1]]
+    out = flashinfer.trtllm_batch_decode_with_kv_cache(
+        **named | {"query": apart, "kv_cache": cache}
+    )
+    torch.testing.assert_close(out, gqa(**named))
+
+
+def test_gqa_tensors_without_values_are_refused() -> None:
+    def on_meta(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(on_meta(part) for part in value)
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    with pytest.raises(Unsupported, match="query: got tensors on meta, which have no values"):
+        gqa(**{name: on_meta(value) for name, value in gqa_call().items()})
 
 
 def test_a_gqa_cache_of_one_tensor_that_is_negated_is_refused() -> None:

@@ -281,8 +281,7 @@ def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
 
     Raises Unsupported for sparse calls and separate tables.
     """
-    if world < 1:
-        raise invalid("world", world, "1 or more")
+    world = argument.integer("world", world, 1)
     return [shard_of(inputs, world, rank) for rank in range(world)]
 
 

@@ -24,6 +24,7 @@ from ..backends.base import Backend, Planned
 from ..call.bind import Call, bind
 from ..call.callers_plan import check_callers_plan
 from ..call.checks import form_of
+from ..call.checks.values import check_numbers
 from ..call.decode_args import INTEGERS, PARAMETERS, DecodeArgs, made_plain
 from ..call.form import Form
 from ..call.signature import Target, function, native_parameters
@@ -115,13 +116,21 @@ decode: Callable[..., Any] = function(
     """,
 )
 
+
+def _explained(args: DecodeArgs) -> tuple[backends.Verdict, ...]:
+    form = form_of(args)
+    check_numbers(args)
+    return backends.explain(form)
+
+
 explain: Callable[..., tuple[backends.Verdict, ...]] = function(
     "explain",
-    Target(DecodeArgs, lambda args: backends.explain(form_of(args))),
+    Target(DecodeArgs, _explained),
     native_parameters(PARAMETERS),
     """For each backend: that it runs the call, or the reason why not, and whether it synchronises.
 
-    Takes `decode`'s arguments (backend and debug have no effect); checks them, runs nothing.
+    Takes `decode`'s arguments (backend and debug have no effect); checks them, but for values of
+    tensors, and runs nothing.
     """,
 )
 

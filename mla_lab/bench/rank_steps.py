@@ -95,8 +95,14 @@ def measure(
 
 def check_record(path: Path) -> None:
     """Raises for a file that is no record, or that cannot be written, before the first case."""
-    if path.exists() and path.read_bytes()[:1] not in (b"", b"{"):
-        raise invalid("record", f"{path}, which holds something else", "a record, or none")
+    if path.exists():
+        head = path.read_text("utf-8", "replace").partition("\n")[0]
+        try:
+            row = json.loads(head or '{"kind": ""}')
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or "kind" not in row:
+            raise invalid("record", f"{path}, which holds something else", "a record, or none")
     with path.open("ab"):
         pass
 

@@ -44,6 +44,8 @@ def check(args: GqaArgs) -> CheckedGqaCall:
     """The checked call. Raises InvalidInput, InvalidType or Unsupported, before anything runs."""
     form, capacity, keys, values = check_form(args)
     check_overlap(args, GQA_PARAMETERS)
+    if form.device.type == "meta":
+        raise unsupported("query", "tensors on meta, which have no values", "a CPU or a GPU")
     q_lens = _read_values(args, form, capacity, (keys.shape[0], values.shape[0]))
     out, lse = args.out, args.lse
     if out is None:

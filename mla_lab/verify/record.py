@@ -14,7 +14,7 @@ import torch
 
 from ..bench.environment import environment
 from ..core import files
-from ..core.errors import invalid
+from ..core.errors import InvalidInput, invalid
 from ..core.resources import data_dir
 from ..core.revision import Revision
 from . import costs, published
@@ -43,6 +43,19 @@ def read(path: Path) -> list[Row]:
 def table_of(path: str, table: Callable[[Sequence[Row]], str]) -> str:
     """A table of the record `path` below `data/`."""
     return table(read(data_dir() / path))
+
+
+def check_replaced(path: Path, what: str) -> None:
+    """Raises InvalidInput for a file that is there and is no record of `what`: a run would replace
+    it."""
+    if path.exists() and path.stat().st_size:
+        try:
+            found = read(path)[0].get("what")
+        except InvalidInput:
+            found = None
+        if found != what:
+            got = f"{path}, which holds {f'a record of {found!r}' if found else 'something else'}"
+            raise invalid("record", got, f"a record of {what!r}, an empty file, or none")
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:

@@ -14,8 +14,12 @@ from . import tensors as argument
 from .shapes import QueryShape
 
 LSE_BASES = (None, "basee", "base2")
-#: integers and their least value
-LEAST = {"sparse_mla_top_k": 0, "cp_world": 1, "cp_rank": 0}
+#: integers and their least and greatest value: positions of keys on all ranks are int32
+RANGES = {
+    "sparse_mla_top_k": (0, None),
+    "cp_world": (1, 2**31 - 1),
+    "cp_rank": (0, 2**31 - 1),
+}
 #: parameters that other kernels than ours follow: the one value beside None, and what is supported
 ONLY = {
     "kv_scale_format": ("auto", "'auto': scales are read as any fp32"),
@@ -39,8 +43,8 @@ def check_flags(args: DecodeArgs) -> None:
     base = args.return_lse_base
     if not isinstance(base, str | None) or base not in LSE_BASES:
         raise invalid("return_lse_base", repr(base), LSE_BASES)
-    for name, least in LEAST.items():
-        argument.integer(name, getattr(args, name), least)
+    for name, (least, most) in RANGES.items():
+        argument.integer(name, getattr(args, name), least, most)
 
 
 def check_bools(args: object, parameters: Sequence[Declared]) -> None:

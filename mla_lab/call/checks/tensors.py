@@ -120,7 +120,11 @@ def integer(name: str, value: object, least: int, most: int | None = None) -> in
 def flag(name: str, value: object) -> bool:
     """A bool."""
     if not isinstance(value, bool):
-        raise invalid_type(name, type(value).__name__, "a bool")
+        kind = type(value)
+        got = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
+        raise invalid_type(name, got, "a bool")
     return value
 
 

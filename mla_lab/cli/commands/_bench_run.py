@@ -93,7 +93,13 @@ def run(args: argparse.Namespace) -> None:
 
 def sweep(args: argparse.Namespace) -> int:
     """Our own variants against each other, and whatever peers are named beside them."""
+    from ... import backends
     from ...bench.tune.sweep import METHOD, PER_TILE, Sweep
+
+    if args.per_tile is not None and args.per_tile < 1:
+        raise invalid("--per-tile", args.per_tile, "1 or more")
+    if args.backend not in backends.MODULES:
+        raise invalid("--backend", repr(args.backend), tuple(backends.MODULES))
 
     class OwnSweep(Sweep):
         backend = args.backend

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import invalid
 from ._progress import Bar, bar
 from ._selection import add_selection
+
+#: the host's Python, unless it is named
+PYTHON = "3.12"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -18,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
     add_selection(parser)
-    parser.add_argument("--python", default="3.12", help="the host's Python (default: 3.12)")
+    parser.add_argument("--python", help=f"the host's Python (default: {PYTHON})")
     parser.add_argument(
         "--wheel", action="append", default=[], help="one more wheel for the host, e.g. pytest"
     )
@@ -34,6 +38,11 @@ def run(args: argparse.Namespace) -> int:
     """Write the bundle or the wheel, and say how to use it."""
     if args.as_wheel and args.wheel:
         raise invalid("--wheel", "one beside --as-wheel", "one of them")
+    if args.as_wheel and args.python:
+        raise invalid("--python", "it beside --as-wheel", "one of them: a wheel is for any Python")
+    args.python = args.python or PYTHON
+    if not re.fullmatch(r"3\.[1-9]\d", args.python):
+        raise invalid("--python", repr(args.python), "a version such as 3.12")
     with bar(f"compiling for {args.arch}", print) as shown:
         lines = _wheel(args, shown) if args.as_wheel else _bundle(args, shown)
     print("\n".join(lines))

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
         raise invalid("--tiles", "it with --json", "one of the two")
     if args.trace is None and args.seed:
         raise invalid("--seed", args.seed, "it with --trace, from which a step is drawn")
+    if args.mode == "replay" and args.seed:
+        raise invalid("--seed", args.seed, "it with --mode sample: a replay draws nothing")
     asked = problem_of(args)
     gpu = Gpu.preset(args.gpu)
     if gpu.arch != "sm_90a":

@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """Refuse a device that is not here, a count of no case, and what is no time."""
+    from ...verify import published
+
     given = vars(args)
     if "device" in given:
         device_of(args.device)
@@ -130,6 +132,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
         number = given.get(name)
         if number is not None and number < least:
             raise invalid(f"--{name}", number, f"{least} or more")
+    if given.get("dtypes") == []:
+        raise invalid("--dtypes", "none", published.DTYPES)
     if first is not None and given.get("only"):
         raise invalid("--first", first, "no --only beside it")
     if args.record.is_dir() or not args.record.absolute().parent.is_dir():
@@ -149,6 +153,7 @@ def _card_bits(args: argparse.Namespace) -> int:
         print(card_bits.summary(found))
         return int(any(row["same"] != row["of"] for row in found))
     check_record(args.record)
+    record.check_replaced(args.record, args.verb)
     rows = list(card_bits.rows())
     record.write(args.record, rows)
     card_bits.keep_calls(args.record)
@@ -183,6 +188,8 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
         from ...verify import soak
 
         return soak, soak.added(args.record, args.device, args.seconds, shown.say, args.seed)
+    what = f"xqa --arch {args.arch}" if args.verb == "xqa" else args.verb
+    record.check_replaced(args.record, what)
     module, made = _streamed(args, shown.say)
     rows = list(_counted(made, shown))
     record.write(args.record, rows)

@@ -92,8 +92,11 @@ GQA = Checks(check_gqa, _check_whole_gqa)
 
 
 def _given(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """`named`, as Python itself would take them; its TypeError for a list that is wrong."""
-    return dict(inspect.signature(call).bind(**named).arguments)
+    """`named`, as Python itself would take them, with the call's own defaults; its TypeError for a
+    list that is wrong."""
+    bound = inspect.signature(call).bind(**named)
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _with_backend(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +118,8 @@ def _stand_ins(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, 
 
 def _stand_in(name: str, value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_stand_in(name, part, device) for part in value)
+        parts = [_stand_in(name, part, device) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
         return value
     check_device(name, value, device)

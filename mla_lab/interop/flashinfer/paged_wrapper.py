@@ -46,6 +46,9 @@ OUR_NAMES = {
     "block_tables": "kv_indices",
     "seq_lens": "kv_len_arr",
     "cum_seq_lens_q": "qo_indptr",
+    "kv_cache": "ckv_cache and kpe_cache",
+    "bmm1_scale": "sm_scale times ckv_scale",
+    "bmm2_scale": "ckv_scale",
 }
 #: query tokens of a request that a mask of all drafts is made for: half a GB for one of so many
 MOST_DRAFTS = (1 << 16) - 1

@@ -211,8 +211,10 @@ def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():
     )
     assert line.endswith("| 1.00 | 20.0 | 1.30 |"), "the headline's call, the quickest public one"
     older, now = ({"kind": "run", "method": m} for m in ({}, {"rest": "a norm and a GEMM"}))
-    assert "that have a GEMM over 132 MB of weights and the call" in call_note([older, *rows])
-    assert "that have a norm and a GEMM and the call" in call_note([now, *rows])
+    assert "layer runs a GEMM over 132 MB of weights and the call" in call_note([older, *rows])
+    assert "layer runs a norm and a GEMM and the call, so that the call's code and" in call_note(
+        [now, *rows]
+    )
     with pytest.raises(InvalidInput, match="mla-lab-plain or mla-lab"):
         headline([row(CASES[0], 15.0, "flashmla", noise=0.0)])
 

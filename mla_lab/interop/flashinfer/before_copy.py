@@ -95,8 +95,9 @@ def _given(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]
     """`named`, as Python itself would take them, with the call's own defaults; its TypeError for a
     list that is wrong."""
     bound = inspect.signature(call).bind(**named)
+    given = set(bound.arguments)
     bound.apply_defaults()
-    return dict(bound.arguments)
+    return {n: value for n, value in bound.arguments.items() if n in given or value is not None}
 
 
 def _with_backend(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:

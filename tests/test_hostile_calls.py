@@ -431,6 +431,17 @@ def test_a_list_that_contains_itself_is_refused(name: str) -> None:
         call(**inputs_of().contract_args(), sinks=endless)
 
 
+def test_nan_in_a_draft_s_key_stays_in_the_rows_of_its_request() -> None:
+    inputs = make_inputs(Problem((2, 2), (100, 70), 4), 0, ["lse"])
+    named = inputs.contract_args()
+    last = named["kv_cache"].view(len(named["kv_cache"]), -1, 576)[named["block_tables"][0, 1]]
+    last[99 - last.shape[0]] = math.nan
+    out, lse = call(**named)
+    assert out[0, 1].isnan().all() and lse.view(2, 2, 4)[0, 1].isnan().all()
+    assert lse.view(2, 2, 4)[0, 0].isfinite().all()
+    assert out[1].isfinite().all() and lse.view(2, 2, 4)[1].isfinite().all()
+
+
 def test_explain_checks_too() -> None:
     with pytest.raises(InvalidInput, match="query"):
         explain(None, None, None, None)

@@ -118,16 +118,17 @@ def test_the_wrapper_names_its_scales_and_caches() -> None:
     planned = flashinfer.BatchMLAPagedAttentionWrapper(torch.zeros(1 << 20, dtype=torch.uint8))
     lists = torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([0, 1]), torch.tensor([20])
     query = torch.zeros(1, 4, 576).bfloat16()
-    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
-        cache = torch.zeros(16, 16, 576).to(dtype)
-        given = query[..., :512], query[..., 512:], cache[..., :512], cache[..., 512:]
-        planned.plan(*lists, 4, 512, 64, 16, True, 0.07, torch.bfloat16, dtype)
-        if dtype is not torch.bfloat16:
-            with pytest.raises(InvalidInput, match=r"^ckv_scale: got 1e\+39"):
-                planned.run(*given, ckv_scale=1e39, kpe_scale=1e39)
-            continue
-        with pytest.raises(InvalidInput, match=r"^out: got bytes that are ckv_cache and"):
-            planned.run(*given, out=cache.view(-1)[:2048].view(1, 4, 512))
+    cache = torch.zeros(16, 16, 576).bfloat16()
+
+    def run(cache: torch.Tensor, **named: Any) -> None:
+        dtypes = torch.bfloat16, cache.dtype
+        planned.plan(*lists, 4, 512, 64, 16, True, 0.07, *dtypes)
+        planned.run(query[..., :512], query[..., 512:], cache[..., :512], cache[..., 512:], **named)
+
+    with pytest.raises(InvalidInput, match=r"^ckv_scale: got 1e\+39"):
+        run(cache.to(torch.float8_e4m3fn), ckv_scale=1e39, kpe_scale=1e39)
+    with pytest.raises(InvalidInput, match=r"^out: got bytes that are ckv_cache and"):
+        run(cache, out=cache.view(-1)[:2048].view(1, 4, 512))
 
 
 @pytest.mark.parametrize("cache", ["kv_cache_mla", "kv_cache"])

@@ -28,7 +28,8 @@ from torch.multiprocessing.spawn import spawn
 from ..api import contract
 from ..api.context_parallel import Done, Gathering, gather_and_merge, shard_of, start_gather
 from ..api.peer_memory import PeerMemory
-from ..core.errors import Unsupported, invalid
+from ..core import files
+from ..core.errors import InvalidInput, Unsupported, invalid
 from ..core.problem import Problem
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.tolerance import lse_error, rel_error
@@ -95,14 +96,13 @@ def measure(
 
 def check_record(path: Path) -> None:
     """Raises for a file that is no record, or that cannot be written, before the first case."""
-    if path.exists():
-        head = path.read_text("utf-8", "replace").partition("\n")[0]
+    if path.exists() and path.stat().st_size:
         try:
-            row = json.loads(head or '{"kind": ""}')
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or "kind" not in row:
-            raise invalid("record", f"{path}, which holds something else", "a record, or none")
+            _, first = next(files.lines_of(path, "record"))
+            files.check(files.parse_json(first, "record"), {"kind": str}, "record")
+        except InvalidInput:
+            got = f"{path}, which holds something else"
+            raise invalid("record", got, "a record, or none") from None
     with path.open("ab"):
         pass
 

@@ -19,10 +19,11 @@ from statistics import median
 from ..bench import power
 from ..bench.measure import FAR
 from ..bench.records import Row, medians, problem_of, read, results
-from ..bench.report import OURS, PUBLIC, best_times, headline
+from ..bench.report import OURS, PUBLIC, best_times, headline, origin
 from ..core.errors import invalid
 from ..core.resources import data_dir
 from . import sparse_table, uniform_table
+from .tables import where
 
 ANCHOR, TRACES, FORMATS = (
     "records/h200_anchor.jsonl",
@@ -82,12 +83,11 @@ def _lines(name: str) -> list[Row]:
 
 def origin_of(name: str) -> str:
     """Card, date and commit of a record's last run."""
+    if name == HOST:
+        last = _lines(name)[-1]
+        return f"{last['device']}, {last['date']}, commit {last['commit'][:9]}"
     rows = _lines(name)
-    run = next((row for row in reversed(rows) if row.get("kind") == "run"), rows[-1])
-    env = run.get("environment", run)
-    card = (env.get("card") or {}).get("name") or env.get("device", "a CPU")
-    date = run.get("time", env.get("date", ""))[:10]
-    return f"{card}, {date}, commit {env['commit'][:9]}{' (modified)' if env.get('dirty') else ''}"
+    return origin(rows) if "time" in rows[0] else where(rows)
 
 
 def mean(values: Iterable[float]) -> float:

@@ -44,8 +44,8 @@ FORMATS = (
 #: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
 #: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
 #: take more in a step than by keep_ab; behind its own replay a call of few tokens takes up to 4.1
-#: us less (656 bytes, H200, 2026-11-30, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.63 to 0.83
-#: of swap_ab's time from 32 heads on, and 0.56 to 0.76 in a step (H200, 2026-11-28,
+#: us less (656 bytes, H200, 2026-11-30, `h200_sparse.jsonl`). Over bf16 keep_ab takes 0.63 to 0.84
+#: of swap_ab's time from 32 heads on, and 0.55 to 0.79 in a step (H200, 2026-11-29,
 #: `h200_sparse_bf16.jsonl`). Other formats, not timed, follow
 SWAP_AB_HEADS = 16
 

@@ -9,7 +9,7 @@ import pytest
 
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
-from mla_lab.verify import pages_table, target_figures, targets, uniform_table
+from mla_lab.verify import plain_tables, target_figures, targets
 from mla_lab.verify.target_figures import FIGURES, Figure
 from mla_lab.verify.targets import Target, Verdict, judge, load, table
 
@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     (tmp_path / "records").mkdir()
     (tmp_path / targets.ATTEMPTS).write_text(json.dumps(attempt) + "\n")
-    for module in (targets, target_figures, uniform_table, pages_table):
+    for module in (targets, target_figures, plain_tables):
         monkeypatch.setattr(module, "data_dir", lambda: tmp_path)
     target_figures.rows_of.cache_clear()
     yield tmp_path
@@ -186,7 +186,7 @@ def a_step(name, us, uniform_us, lengths=(150, 50), heads=16):
     return rows
 
 
-def write_uniform(folder, *rows, record=uniform_table.RECORD):
+def write_uniform(folder, *rows, record=plain_tables.UNIFORM):
     environment = {"card": {"name": "a card"}, "commit": "c" * 40, "dirty": False}
     lines = [{**RUN, "environment": environment}, *rows]
     (folder / record).write_text("".join(json.dumps(row) + "\n" for row in lines))
@@ -208,7 +208,7 @@ def test_steps_over_uniform_batches_by_hand(folder):
     assert FIGURES["step_over_uniform"](heads=128).value == pytest.approx(3)
     with pytest.raises(InvalidInput, match="got none"):
         FIGURES["step_over_uniform"](heads=64)
-    assert uniform_table.made().splitlines() == [
+    assert plain_tables.uniform().splitlines() == [
         "a card, 2026-11-20, commit ccccccccc.",
         "",
         "| trace | heads | steps | step / uniform, mean | worst | worst step |",
@@ -224,22 +224,22 @@ def test_page_sizes_are_compared_with_pages_of_64(folder):
     for size, us in ((1, 12.0), (16, 11.0), (64, 10.0)):
         row = a_row(f"b2_q1_h16_kv100_p{size}", "mla-lab-plain", us)
         rows.append({**row, "problem": row["problem"] | {"page_size": size}})
-    write_uniform(folder, *rows, record=pages_table.RECORD)
-    assert pages_table.made().splitlines()[-1] == (
+    write_uniform(folder, *rows, record=plain_tables.PAGES)
+    assert plain_tables.pages().splitlines()[-1] == (
         "| bf16 | bf16 | 16 | 2 | 100 | 10.0 | 11.0 | 12.0 | 1.10 | 1.20 |"
     )
-    write_uniform(folder, *rows[1:], record=pages_table.RECORD)
+    write_uniform(folder, *rows[1:], record=plain_tables.PAGES)
     with pytest.raises(InvalidInput, match="page sizes: got"):
-        pages_table.made()
+        plain_tables.pages()
 
 
 def test_a_uniform_twin_has_as_many_tokens(folder):
     write_uniform(folder, *a_step(f"{AZURE}_n2_s0", 10.0, 8.0, lengths=(150, 51)))
     with pytest.raises(InvalidInput, match="other requests or tokens"):
-        uniform_table.made()
+        plain_tables.uniform()
     write_uniform(folder, a_step(f"{AZURE}_n2_s0", 10.0, 8.0)[0])
     with pytest.raises(InvalidInput, match="got none"):
-        uniform_table.made()
+        plain_tables.uniform()
 
 
 def test_a_target_over_a_uniform_batch(folder):
@@ -252,7 +252,7 @@ def test_a_target_over_a_uniform_batch(folder):
     )
     made = targets.made().splitlines()
     assert line in made
-    assert made[-1] == f"- `data/{uniform_table.RECORD}`: a card, 2026-11-20, commit ccccccccc"
+    assert made[-1] == f"- `data/{plain_tables.UNIFORM}`: a card, 2026-11-20, commit ccccccccc"
 
 
 def test_the_targets_over_uniform_batches_are_measured(verdicts):

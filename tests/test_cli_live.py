@@ -17,7 +17,7 @@ from mla_lab.cli.commands._bench_cases import add_flags, chosen
 from mla_lab.core import revision
 from mla_lab.core.gpu import PRESETS, Gpu
 from mla_lab.core.resources import data_dir
-from mla_lab.verify import uniform_table
+from mla_lab.verify import plain_tables
 
 from .house import ROOT, tracked_files
 
@@ -146,7 +146,7 @@ def test_steps_and_uniform_batches_are_measured_by_one_command(lines, tmp_path):
     assert asked["--trace"] == ",".join(str(tmp_path / name) for name in _live_steps.TRACES)
     assert asked["--model"] == "deepseek-v2-lite,deepseek-v3"
     assert asked["--requests"] == "16,64,128"
-    assert (into / uniform_table.RECORD).read_text() == "measured\n"
+    assert (into / plain_tables.UNIFORM).read_text() == "measured\n"
 
 
 @pytest.mark.usefixtures("card")

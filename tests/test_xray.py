@@ -16,7 +16,7 @@ from mla_lab.core.errors import BuildError, InvalidInput, Unsupported
 from mla_lab.jit.cubin import KernelResources, read_resources
 from mla_lab.jit.toolchain import nvidia_file
 from mla_lab.plan.config import KernelConfig
-from mla_lab.xray import opcodes, ptx, report, roles, sass
+from mla_lab.xray import opcodes, report, roles, sass
 
 needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_sass = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="needs nvdisasm")
@@ -210,9 +210,9 @@ def test_ptx_is_counted_by_kernel() -> None:
 	ret;
 }
 """
-    counts = ptx.opcodes(text)
+    counts = opcodes.ptx_opcodes(text)
     assert counts["one"] == {"ld.global.f32": 1, "bra": 1, "wgmma.fence.sync.aligned": 1, "ret": 1}
-    assert ptx.class_counts(counts["one"]) == {"global": 1, "barrier": 1, "other": 2}
+    assert opcodes.ptx_class_counts(counts["one"]) == {"global": 1, "barrier": 1, "other": 2}
     assert counts["two"] == {"ret": 1}
 
 

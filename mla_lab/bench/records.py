@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -224,22 +224,11 @@ def rerun_spread(rows: Iterable[Row]) -> dict[str, float] | None:
 def describe_case(case: Case) -> Row:
     """A case as plain values: lengths short where they are all equal."""
     p = case.problem
+    lengths = {"q_lens": _short(p.q_lens), "kv_lens": _short(p.kv_lens)}
     return {
         "case": case.name,
         "family": case.family,
-        "problem": {
-            "batch": p.batch,
-            "q_lens": _short(p.q_lens),
-            "kv_lens": _short(p.kv_lens),
-            "heads": p.heads,
-            "latent_dim": p.latent_dim,
-            "rope_dim": p.rope_dim,
-            "q_dtype": p.q_dtype,
-            "kv_format": p.kv_format,
-            "out_dtype": p.out_dtype,
-            "page_size": p.page_size,
-            "top_k": p.top_k,
-        },
+        "problem": {"batch": p.batch, **asdict(p), **lengths},
         "features": list(case.features),
         "distribution": case.distribution,
         "lengths": case.lengths,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -45,18 +45,9 @@ class Call:
         kv_bounds = bounds.kv_lens
         if self.args.max_seq_len is not None:
             kv_bounds = tuple(min(n, self.args.max_seq_len) for n in kv_bounds)
-        return Problem(
-            q_lens=bounds.q_lens if self.lengths.q_lens is None else self.lengths.q_lens,
-            kv_lens=kv_bounds if self.lengths.kv_lens is None else self.lengths.kv_lens,
-            heads=bounds.heads,
-            latent_dim=bounds.latent_dim,
-            rope_dim=bounds.rope_dim,
-            q_dtype=bounds.q_dtype,
-            kv_format=bounds.kv_format,
-            out_dtype=bounds.out_dtype,
-            page_size=bounds.page_size,
-            top_k=bounds.top_k,
-        )
+        q_lens = bounds.q_lens if self.lengths.q_lens is None else self.lengths.q_lens
+        kv_lens = kv_bounds if self.lengths.kv_lens is None else self.lengths.kv_lens
+        return replace(bounds, q_lens=q_lens, kv_lens=kv_lens)
 
     @property
     def query_rows(self) -> Tensor:

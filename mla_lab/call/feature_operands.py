@@ -12,6 +12,7 @@ a tuple. On the kernels' side `entry` of a package in `mla_lab/cute` declares th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from torch import Tensor
 
 from ..plan.config import KernelConfig
 from .decode_args import DecodeArgs
+
+#: kernels take scores, and give lse, in log2 units
+LOG2_E = math.log2(math.e)
 
 #: options of a build with the tuple
 OPTIONS = ("features", "scales", "skip")

@@ -17,6 +17,8 @@ from .errors import invalid
 from .problem import Problem
 
 KIB = 1024
+#: CTAs of a cluster at most
+MAX_CLUSTER = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class Gpu:
     smem_per_sm: int
     registers_per_sm: int
     l2_bytes: int
-    hbm_bytes: int
     hbm_tbps: float
     bf16_tflops: float
     fp8_tflops: float
@@ -149,7 +150,6 @@ def _unknown(properties: Any) -> Gpu:
         smem_per_sm=getattr(properties, "shared_memory_per_multiprocessor", 48 * KIB),
         registers_per_sm=getattr(properties, "regs_per_multiprocessor", 65536),
         l2_bytes=getattr(properties, "L2_cache_size", 0),
-        hbm_bytes=properties.total_memory,
         hbm_tbps=float("nan"),
         bf16_tflops=float("nan"),
         fp8_tflops=float("nan"),
@@ -171,7 +171,6 @@ H100 = Gpu(
     smem_per_sm=228 * KIB,
     registers_per_sm=65536,
     l2_bytes=50 * KIB * KIB,
-    hbm_bytes=80 * 10**9,
     hbm_tbps=3.35,
     bf16_tflops=989.4,
     fp8_tflops=1978.9,
@@ -183,7 +182,6 @@ H800 = replace(H100, name="H800", source="as H100 SXM; NVLink 400 GB/s")
 H200 = replace(
     H100,
     name="H200",
-    hbm_bytes=141 * 10**9,
     hbm_tbps=4.8,
     source="NVIDIA H200 datasheet (SXM)",
     ceilings=Ceilings(
@@ -205,7 +203,6 @@ B200 = Gpu(
     smem_per_sm=228 * KIB,
     registers_per_sm=65536,
     l2_bytes=126 * KIB * KIB,
-    hbm_bytes=180 * 10**9,
     hbm_tbps=8.0,
     bf16_tflops=2250.0,
     fp8_tflops=4500.0,

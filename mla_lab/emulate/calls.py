@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..call.feature_operands import Empty, feature_operands, mask
+from ..call.feature_operands import LOG2_E, Empty, feature_operands, mask
 from ..core.errors import invalid
+from ..core.kv_cache import DTYPES
 from ..core.problem import Problem
 from ..plan import make_plan
 from ..plan.config import KernelConfig
@@ -26,13 +26,11 @@ from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import Result, TileWalk, decode_reference
 from ..reference.tolerance import error, lse_error
 
-LOG2_E = math.log2(math.e)
 #: arguments of the kernels' launch, in order
 NAMES = (
     *("query", "kv_cache", "out", "lse", "partial_out", "partial_lse", "counters"),
     *("block_tables", "seq_lens", "q_begin"),
 )
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 #: kernels of decode calls; others have arguments of their own
 KERNELS = ("cute/keep_ab_sm90", "cute/swap_ab_sm90", "cute/mla_sm100")
 COUNTERS = 64

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from ..core.gpu import MAX_CLUSTER
 from .barriers import Mbarrier, count_arrivals, each_address, located, mbarrier_at
 from .findings import fault
 from .gang import Gang, Mask, lanes_of
@@ -18,8 +19,6 @@ from .parts import CtaLike
 from .tensor_map import TensorMap
 
 Row = np.ndarray
-#: a cluster has at most so many CTAs
-MAX_CLUSTER = 16
 
 
 def _map_at(g: Gang, address: int, pc: int) -> TensorMap:

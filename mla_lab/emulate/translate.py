@@ -10,10 +10,25 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from . import operations
+import numpy as np
+
+from . import access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma
+from .gang import Mask
 from .ptx import Instruction, Kernel
 from .rows import names_in
 from .writer import EXIT, Lines, Writer, members_of
+
+#: importing them registers the handlers of all instructions
+from . import emit_arithmetic, emit_control, emit_memory, emit_tcgen05  # noqa: F401  isort: skip
+
+#: names that generated code calls: NumPy's, and the operations of this package
+_NUMPY = (
+    "copyto add subtract multiply divide maximum minimum fmax fmin bitwise_and bitwise_or "
+    "bitwise_xor bitwise_count logical_and logical_or logical_xor logical_not equal not_equal less "
+    "less_equal greater greater_equal left_shift right_shift invert negative absolute rint floor "
+    "ceil trunc fmod sqrt bool uint8 int8 uint16 int16 float16 uint32 int32 float32 uint64 int64"
+)
+_MODULES = (access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memory, wgmma)
 
 #: instructions that may have to wait; each is a block of its own, so that a second try repeats
 #: nothing else
@@ -123,7 +138,7 @@ def _leaders(kernel: Kernel, by_line: bool) -> list[int]:
 
 def _functions(sources: list[str], products: list[Any]) -> list[Callable[..., int]]:
     """A function of each block, compiled when it is first executed: many never are."""
-    names = {**operations.names(), "EXIT": EXIT, "PRODUCTS": products}
+    names = {**_named(), "EXIT": EXIT, "PRODUCTS": products}
 
     def function(source: str) -> Callable[..., int]:
         made: list[Callable[..., int]] = []
@@ -138,3 +153,26 @@ def _functions(sources: list[str], products: list[Any]) -> list[Callable[..., in
         return block
 
     return [function(source) for source in sources]
+
+
+def guard(flags: np.ndarray, m: Mask, negated: bool) -> Mask:
+    """Threads of a mask whose predicate holds; None where there are none, True for all."""
+    if m is True:
+        raw = flags.tobytes()
+        if 0 not in raw:
+            return None if negated else True
+        if 1 not in raw:
+            return True if negated else None
+        return ~flags if negated else flags.copy()
+    found = (~flags if negated else flags) & m
+    return found if 1 in found.tobytes() else None
+
+
+def _named() -> dict[str, Any]:
+    """What generated code sees."""
+    found = {name: getattr(np, name) for name in _NUMPY.split()}
+    for module in _MODULES:
+        functions = vars(module).items()
+        found |= {k: v for k, v in functions if callable(v) and not k.startswith("_")}
+    found |= {"guard": guard, "pick": np.where}
+    return {**found, "YES": np.ones(1, bool), "NO": np.zeros(1, bool)}

@@ -6,9 +6,8 @@ import plotly.graph_objects as go
 
 from ..bench.cases import Case, anchor_cases
 from ..core.errors import invalid
-from ..plan.choose import choose
-from ..simulate import Timeline, simulate
-from ..simulate.recorded import recorded
+from ..simulate import Timeline
+from ..simulate.anatomy import chosen
 from .explorers import anatomy as anatomy_explorer
 from .explorers.anatomy import from_zero
 from .gantt import side_by_side
@@ -25,10 +24,7 @@ def case_of(name: str) -> Case:
 
 def predicted_ctas(name: str) -> Timeline:
     """The simulator's lanes for a case, from the first instruction on."""
-    problem = case_of(name).problem
-    choice = choose(problem)
-    constants = recorded().constants[choice.config.kernel]
-    timeline = simulate(choice.plan(problem), constants, cluster=choice.config.cluster)
+    timeline = chosen(case_of(name).problem)[-1]
     events = [event for event in timeline if event.role != "launch"]
     return from_zero(Timeline.from_events(events, timeline.lanes))
 

@@ -22,12 +22,11 @@ from ..verify import (
     eight_bits_table,
     engine_tables,
     merge_table,
-    pages_table,
+    plain_tables,
     sm100_tables,
     sparse_table,
     tables,
     targets,
-    uniform_table,
 )
 from ..verify.target_figures import ANCHOR, PLAIN, PLAIN_EIGHT_BITS, PLAIN_TRACES, rows_of
 from . import browser_table, shared_lines
@@ -74,8 +73,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-h100-method": lambda: method_note(rows_of(card_table.H100_PLAIN)),
     "speed-h100-traces": lambda: times_table(rows_of(card_table.H100_PLAIN_TRACES), "trace"),
     "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
-    "speed-uniform": uniform_table.made,
-    "speed-pages": pages_table.made,
+    "speed-uniform": plain_tables.uniform,
+    "speed-pages": plain_tables.pages,
     "speed-invariant": card_table.invariance,
     "speed-planned": lambda: times_table(rows_of(ANCHOR), "anchor"),
     "speed-planned-method": lambda: method_note(rows_of(ANCHOR)),

@@ -96,9 +96,9 @@ def _split(file: str, rows: list[Row]) -> Iterator[Run]:
         yield Run(file, tuple(rows[begin:end]))
 
 
-def headline_run(folder: Path | None = None) -> Run | None:
+def headline_run() -> Run | None:
     """The newest run of the plain call, else the newest with a host plan, else None."""
-    found = runs(PLAIN, folder) or runs(ANCHOR, folder)
+    found = runs(PLAIN) or runs(ANCHOR)
     return found[-1] if found else None
 
 
@@ -137,12 +137,12 @@ def cards() -> tuple[Gpu, ...]:
     return tuple(measured_card() if gpu.name == H200.name else gpu for gpu in PRESETS)
 
 
-def recorded_us(case: str, peer: str = OURS, folder: Path | None = None) -> Figure:
+def recorded_us(case: str, peer: str = OURS) -> Figure:
     """The recorded figure of a case and peer: of the plain call's record, else of the one with a
     host plan, else the newest of another. `OURS` is the record's headline: plain before planned.
     """
     names = tuple(HEADLINES) if peer == OURS else (peer,)
-    ordered = (runs(PLAIN, folder), runs(ANCHOR, folder), runs(folder=folder))
+    ordered = (runs(PLAIN), runs(ANCHOR), runs())
     for run in (run for group in ordered for run in reversed(group)):
         us = medians(run.rows)
         for name in names:

@@ -29,6 +29,7 @@ from ..emulate.device import Device
 from ..emulate.direct import ptx_kernel
 from ..emulate.host import DeviceTensor
 from ..emulate.ptx import rewritten
+from ..emulate.recorded import pack_launch
 from ..verify.planted_tools import CUBIN, FACTS, TOOLS
 from ..verify.record import Row, head_row
 from . import film, film_breaks
@@ -175,13 +176,7 @@ def _facts(made: Case, name: str, broken: bool) -> dict[str, Any]:
                 }
             )
     return {
-        "kernel": launch.kernel,
-        "grid": launch.grid,
-        "block": launch.block,
-        "cluster": launch.cluster,
-        "shared_bytes": launch.shared_bytes,
-        "cooperative": launch.cooperative,
-        "params": [p.hex() for p in launch.params],
+        **pack_launch(launch),
         "tensors": tensors,
         "results": [where[index] for index in made.results],
     }

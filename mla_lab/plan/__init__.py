@@ -5,7 +5,7 @@ from .config import KernelConfig
 from .cost import CostModel
 from .kernel_costs import KernelCosts, default_model
 from .pricing import Choice
-from .schedule import POLICIES, SCHEDULES, make_plan, predicted_us
+from .schedule import POLICIES, SCHEDULES, make_plan, plan_on, predicted_us
 from .tile import Plan, WorkTile
 from .without_plan import RULES, plan_without
 from .workspace import WorkspaceLayout
@@ -24,6 +24,7 @@ __all__ = [
     "choose",
     "default_model",
     "make_plan",
+    "plan_on",
     "plan_without",
     "predicted_us",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 from ..core.errors import invalid, invalid_type
 from ..core.problem import Problem
 from .assign import beside, by_part, in_turn, one_each
+from .config import KernelConfig
 from .cost import CostModel, makespan
 from .cuts import Cuts, Shape, number
 from .kernel_costs import default_model
@@ -71,6 +73,12 @@ def make_plan(
     return Plan(
         problem, tile_rows, tile_kv, policy, schedule, tiles[order], begins.astype(np.int32)
     )
+
+
+def plan_on(config: KernelConfig, problem: Problem, **how: Any) -> Plan:
+    """`make_plan` of a kernel's tiles, which the plan names; `how` are further arguments of it."""
+    plan = make_plan(problem, tile_rows=config.tile_rows, tile_kv=config.tile_kv, **how)
+    return replace(plan, config=config)
 
 
 def predicted_us(plan: Plan, model: CostModel | None = None) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
-from ..plan.choose import choose
+from ..plan import KernelConfig, Plan, choose
+from .constants import Constants
 from .launch import simulate
 from .recorded import recorded
 from .timeline import SAME_US, Event, Timeline
@@ -156,12 +157,17 @@ def _check_lanes(timeline: Timeline, place: str) -> None:
             raise invalid(f"{place}: ns", f"{before} and {after}", "lanes without overlap")
 
 
+def chosen(problem: Problem) -> tuple[KernelConfig, Plan, Constants, Timeline]:
+    """The kernel that `choose` selects for an H200, its plan, fitted constants and prediction."""
+    choice = choose(problem)
+    config, plan = choice.config, choice.plan(problem)
+    constants = recorded().constants[config.kernel]
+    return config, plan, constants, simulate(plan, constants, cluster=config.cluster)
+
+
 def predicted(case: str, problem: Problem) -> Anatomy:
     """Predicted phases of the kernel that `choose` selects."""
-    choice = choose(problem)
-    plan = choice.plan(problem)
-    constants = recorded().constants[choice.config.kernel]
-    timeline = simulate(plan, constants, cluster=choice.config.cluster)
+    config, plan, constants, timeline = chosen(problem)
     parts: list[tuple[str, float]] = []
     now = 0.0
     for event in timeline.critical_path():
@@ -178,7 +184,7 @@ def predicted(case: str, problem: Problem) -> Anatomy:
     return Anatomy(
         case,
         "simulator",
-        choice.config.name(),
+        config.name(),
         constants.card,
         "",
         "",

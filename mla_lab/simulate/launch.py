@@ -7,15 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.errors import invalid
+from ..core.gpu import MAX_CLUSTER
 from ..plan.tile import Plan
 from .constants import Constants
 from .engine import Engine
 from .recorded import constants_for
 from .timeline import Event, Timeline
 from .work import Share, Work
-
-#: CTAs of a cluster at most
-MAX_CLUSTER = 16
 
 
 def simulate(

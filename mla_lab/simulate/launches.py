@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..bench.records import problem_of, results
@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..plan.choose import choose
 from ..plan.config import KernelConfig
 from ..plan.cost import CostModel
-from ..plan.schedule import make_plan
+from ..plan.schedule import plan_on
 from ..plan.tile import Plan
 
 OURS = "mla-lab"
@@ -71,9 +71,9 @@ def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
     if "model" not in notes or not set(notes["model"]) <= known:
         return None
     config = config_of(notes["kernel"])
-    plan = make_plan(
+    plan = plan_on(
+        config,
         problem,
-        tile_rows=config.tile_rows,
         num_workers=notes["workers"],
         schedule=notes["schedule"],
         policy=notes["policy"],
@@ -83,7 +83,7 @@ def remade(problem: Problem, notes: dict[str, Any]) -> Plan | None:
     same = {"tiles": plan.num_tiles, "workers": plan.num_workers, "partials": plan.num_slots}
     if any(notes[key] != value for key, value in same.items()):
         return None
-    return replace(plan, config=config)
+    return plan
 
 
 def config_of(name: str) -> KernelConfig:

@@ -83,9 +83,9 @@ class Timeline:
         at = self.only(role)
         return float((self.end[at] - self.start[at]).sum())
 
-    def utilisation(self, role: str = "attend") -> float:
-        """Time in one role over the time of all lanes, 0 to 1."""
-        return self.busy(role) / (self.lanes * self.makespan) if self.makespan else 0.0
+    def utilisation(self) -> float:
+        """Time in `attend` over the time of all lanes, 0 to 1."""
+        return self.busy() / (self.lanes * self.makespan) if self.makespan else 0.0
 
     def last_busy(self) -> np.ndarray:
         """End of each lane's last event, us [lanes]; 0 for a lane without work."""

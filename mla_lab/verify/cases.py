@@ -18,7 +18,6 @@ from torch import Tensor
 from ..call.form import Features
 from ..core.kv_cache import POISON_BYTE
 from ..core.problem import Problem
-from ..plan.workspace import LL_WORDS, MAX_GROUPS, WORD_BYTES
 from ..reference.inputs import WILD_PAGE_IDS, DecodeInputs, make_inputs
 from .pairwise import Case, cover
 
@@ -28,8 +27,6 @@ TIMES = 3
 WORKSPACE_BYTES = 512 << 20
 #: bytes on a GPU; 40 batch-invariant requests of 64 x 128 rows with their own splits need 4.9 GB
 CARD_WORKSPACE_BYTES = 5 << 30
-#: first bytes of the workspace, counters and LL partials, which every call leaves zero
-ZEROED_BYTES = (MAX_GROUPS + LL_WORDS) * WORD_BYTES
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "format": (

@@ -24,6 +24,7 @@ from ..call.decode_args import native_args
 from ..core import kv_cache as formats
 from ..core.errors import MlaLabError
 from ..core.gpu import H200, Gpu
+from ..interop.flashinfer.first_use import ZEROED_BYTES
 from ..plan import choose
 from ..reference.inputs import DecodeInputs
 from ..reference.mla import decode_reference
@@ -163,7 +164,7 @@ def _rewritten(before: list[Tensor], inputs: DecodeInputs, workspace: Tensor) ->
     for old, new in zip(before, _storages(inputs), strict=True):
         if not torch.equal(old, new):
             return "a tensor that is only read was written"
-    if workspace.is_cuda and bool(workspace[: cases.ZEROED_BYTES].any()):
+    if workspace.is_cuda and bool(workspace[:ZEROED_BYTES].any()):
         return "merge counters or LL partials are not zero after the call"
     return None
 

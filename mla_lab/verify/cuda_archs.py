@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ..core.markdown import markdown_table
-from ..core.resources import data_dir, kernels_dir
+from ..core.resources import kernels_dir
 from ..jit.arch import ARCHS, PROVED
 from ..jit.cubin import read_resources
 from ..jit.cuda_build import gencode
@@ -23,8 +23,8 @@ from ..jit.toolchain import find_nvcc, versions
 from ..plan.config import KernelConfig
 from ..plan.xqa import MLA_DIMS, config_for
 from ..xray.report import kernel_reports
-from .record import Progress, Row, head_row, read, write
-from .shipped_builds import BuiltKernel, described, made_of, same_compilers
+from .record import Progress, Row, write_anew
+from .shipped_builds import BuiltKernel, described, kernels_of, made_of, of_today
 
 RECORD = "records/builds_cuda.jsonl"
 #: compiled, not run
@@ -73,9 +73,7 @@ def run(path: Path, say: Progress) -> list[Row]:
             say(f"compiling {config.name()} for {arch}")
             with tempfile.TemporaryDirectory(prefix="mla-lab-cubin-") as folder:
                 rows.append(_row(config, arch, compiled(config, arch, Path(folder))))
-    record = [head_row("cuda builds", "cpu", len(rows)), *rows]
-    write(path, record)
-    return record
+    return write_anew(path, "cuda builds", rows)
 
 
 def _row(config: KernelConfig, arch: str, kernels: Sequence[BuiltKernel]) -> Row:
@@ -94,15 +92,8 @@ def _row(config: KernelConfig, arch: str, kernels: Sequence[BuiltKernel]) -> Row
 @cache
 def current() -> dict[tuple[str, str], tuple[BuiltKernel, ...]]:
     """(build's name, architecture) -> its kernels, of rows of today's sources and compilers."""
-    path = data_dir() / RECORD
-    kernels = {config.name(): config.kernel for arch in ELSEWHERE for config in builds(arch)}
-    found = {}
-    for each in read(path)[1:] if path.exists() else []:
-        kernel = kernels.get(each["name"])
-        if kernel and each["source"] == source_hash(kernel) and same_compilers(kernel, each):
-            here = tuple(BuiltKernel(**one) for one in each["kernels"])
-            found[each["name"], each["arch"]] = here
-    return found
+    known = of_today(RECORD, (config for arch in ELSEWHERE for config in builds(arch)))
+    return {(each["name"], each["arch"]): kernels_of(each) for each in known}
 
 
 def of(config: KernelConfig, arch: str) -> tuple[BuiltKernel, ...] | None:

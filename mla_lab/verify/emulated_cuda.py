@@ -21,11 +21,11 @@ import torch
 from .. import jit
 from ..backends.cuda.ladder import CONFIG, FIRST_SPLIT, STEPS
 from ..backends.cuda.ops import DevicePlan, DevicePlanner
+from ..call.feature_operands import LOG2_E
 from ..core.dims import LATENT_DIM
 from ..core.problem import Problem
 from ..core.resources import data_dir
 from ..emulate import EmulatedKernel, Fault, Options
-from ..emulate.calls import LOG2_E
 from ..emulate.machine import Launch
 from ..emulate.ptx import shorten
 from ..emulate.recorded import pack_launch, unpack_launch

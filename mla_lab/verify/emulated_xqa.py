@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from .. import jit
+from ..call.feature_operands import LOG2_E
+from ..core.kv_cache import DTYPES
 from ..core.problem import Problem
 from ..emulate import EmulatedKernel, Fault, Options
-from ..emulate.calls import DTYPES, EIGHT_BITS, LOG2_E, SIXTEEN_BITS
+from ..emulate.calls import EIGHT_BITS, SIXTEEN_BITS
 from ..plan.xqa import MLA_DIMS, TILE_KEYS, TILE_ROWS, config_for
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference

@@ -64,6 +64,13 @@ def write(path: Path, rows: Iterable[Row]) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
+def write_anew(path: Path, what: str, rows: Sequence[Row]) -> list[Row]:
+    """A record of `what` that was made on a CPU: its first row, then `rows`; written, returned."""
+    record = [head_row(what, "cpu", len(rows)), *rows]
+    write(path, record)
+    return record
+
+
 def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:
     """The pairwise cases (or those of `indices`) on a device. Raises InvalidInput for a number
     that no case has."""

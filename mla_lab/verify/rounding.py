@@ -32,13 +32,12 @@ from ..core.errors import MlaLabError
 from ..core.gpu import H200
 from ..core.problem import Problem
 from ..core.revision import check_record
-from ..plan import Plan, make_plan
+from ..plan import Plan, plan_on
 from ..plan.launch_modes import (
     E4M3,
     KEEP_AB_PERSISTENT,
     SWAP_AB_LL,
     SWAP_AB_LL_MULTICAST,
-    LaunchMode,
 )
 from ..plan.launch_modes import FORMATS as OPERANDS
 from ..plan.promotion import PROMOTED_KEYS
@@ -65,23 +64,16 @@ def plans(problem: Problem) -> Iterator[tuple[str, Plan | None]]:
     """
     for mode in MODES:
         for tile in mode.tiles_for(problem.q_dtype, problem.kv_format):
-            yield (
-                f"{mode.kernel.removeprefix('cute/').removesuffix('_sm90')} {tile[0]} rows",
-                _plan(problem, mode, tile),
+            plan = plan_on(
+                config_for(mode, tile),
+                problem,
+                num_workers=H200.workers(tile[1]),
+                policy="none",
+                schedule="grid" if mode.formula else "persistent",
             )
+            name = mode.kernel.removeprefix("cute/").removesuffix("_sm90")
+            yield f"{name} {tile[0]} rows", plan
     yield GATHERED, None
-
-
-def _plan(problem: Problem, mode: LaunchMode, tile: tuple[int, int]) -> Plan:
-    config = config_for(mode, tile)
-    plan = make_plan(
-        problem,
-        tile_rows=tile[0],
-        num_workers=H200.workers(tile[1]),
-        policy="none",
-        schedule="grid" if mode.formula else "persistent",
-    )
-    return replace(plan, config=config)
 
 
 def by_kernel(inputs: DecodeInputs, plan: Plan | None) -> Result:

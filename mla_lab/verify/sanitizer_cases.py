@@ -27,7 +27,7 @@ from ..backends.cute.families import config_for
 from ..core.errors import MlaLabError, invalid
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
-from ..plan import Plan, make_plan
+from ..plan import Plan, plan_on
 from ..plan.launch_modes import LAUNCH_MODES
 from ..plan.promotion import PROMOTED_KEYS
 from ..reference.inputs import DecodeInputs, make_inputs
@@ -245,16 +245,14 @@ def plan_of(case: Sample, sms: int) -> Plan | None:
     mode = next((mode for mode in LAUNCH_MODES if mode.name == case.mode), None)
     if mode is None:
         return None
-    config = config_for(mode, case.tile)
-    plan = make_plan(
+    return plan_on(
+        config_for(mode, case.tile),
         case.problem,
-        tile_rows=config.tile_rows,
-        num_workers=sms // config.cluster,
+        num_workers=sms // case.tile[1],
         policy="fixed",
         schedule="grid" if mode.formula else "persistent",
         num_splits=2,
     )
-    return replace(plan, config=config)
 
 
 def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..jit.source import source_hash
 from ..jit.toolchain import versions
 from ..plan.config import KernelConfig
 from ..xray import KernelReport, inspect, serializes
-from .record import Progress, Row, head_row, read, write
+from .record import Progress, Row, read, write_anew
 
 RECORD = "records/builds.jsonl"
 ARCH = "sm_90a"
@@ -82,10 +82,7 @@ def row(artifact: Artifact) -> Row:
 def run(path: Path, say: Progress) -> list[Row]:
     """Compile what is missing of all shipped builds; the record is written anew."""
     artifacts = compile_all(shipped(ARCH), ARCH, progress=say)
-    rows = [row(artifact) for artifact in artifacts]
-    record = [head_row("builds", "cpu", len(rows)), *rows]
-    write(path, record)
-    return record
+    return write_anew(path, "builds", [row(artifact) for artifact in artifacts])
 
 
 @cache
@@ -93,22 +90,28 @@ def current() -> dict[str, Row]:
     """Build's name -> its row, of the rows that are of today's sources and, where there are
     compilers, of today's compilers.
     """
-    path = data_dir() / RECORD
-    if not path.exists():
-        return {}
-    names = {config.name(): config.kernel for config in shipped(ARCH)}
-    found = {}
-    for each in read(path):
-        kernel = names.get(each.get("name", ""))
+    return {each["name"]: each for each in of_today(RECORD, shipped(ARCH))}
+
+
+def of_today(record: str, configs: Iterable[KernelConfig]) -> Iterator[Row]:
+    """Rows of a record below `data/` that are of these builds, of today's sources and compilers."""
+    path = data_dir() / record
+    kernels = {config.name(): config.kernel for config in configs}
+    for each in read(path)[1:] if path.exists() else []:
+        kernel = kernels.get(each["name"])
         if kernel and each["source"] == source_hash(kernel) and same_compilers(kernel, each):
-            found[each["name"]] = each
-    return found
+            yield each
 
 
 def of(config: KernelConfig) -> tuple[BuiltKernel, ...] | None:
     """Kernels of a build by `current`; None where the record does not have it."""
     found = current().get(config.name())
-    return tuple(BuiltKernel(**one) for one in found["kernels"]) if found else None
+    return kernels_of(found) if found else None
+
+
+def kernels_of(each: Row) -> tuple[BuiltKernel, ...]:
+    """The kernels of a row."""
+    return tuple(BuiltKernel(**one) for one in each["kernels"])
 
 
 def ptx_of(config: KernelConfig) -> dict[str, int] | None:
@@ -153,7 +156,7 @@ def made_of(head: Row) -> str:
 
 def _figures(group: Iterable[Row]) -> tuple[str, ...]:
     """Cells of builds of one kernel; a range where they differ."""
-    largest = [[BuiltKernel(**one) for one in each["kernels"]] for each in group]
+    largest = list(map(kernels_of, group))
     registers = _range(max(k.registers for k in each) for each in largest)
     code = _range(max(k.code_bytes for k in each) for each in largest)
     stacks = [stack for each in largest if (stack := max(k.stack for k in each))]

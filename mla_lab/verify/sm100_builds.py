@@ -15,7 +15,7 @@ from ..jit import Artifact, compile_all
 from ..jit.shipped import SM100
 from ..xray import KernelReport, inspect
 from .emulated import digest_of_code
-from .record import Progress, Row, head_row, write
+from .record import Progress, Row, write_anew
 
 ARCHS = ("sm_100a", "sm_103a")
 #: columns of tensor memory of an SM; an allocation is a power of two from 32
@@ -77,6 +77,4 @@ def run(path: Path, say: Progress) -> list[Row]:
     rows = [row(artifact) for artifact in artifacts]
     for each in rows:
         say(f"{each['status']} {each['name']} {each['registers']} registers")
-    record = [head_row("sm100", "cpu", len(rows)), *rows]
-    write(path, record)
-    return record
+    return write_anew(path, "sm100", rows)

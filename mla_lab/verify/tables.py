@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from ..backends import ORDER
 from ..core.markdown import markdown_table
 from . import cuda_archs, emulated_lse, emulator_tables, kinds, planted_tables, shipped_builds, soak
 from .cases import FACTORS, FORMATS, features_of, uses, whole
@@ -20,7 +21,6 @@ from .record import Row, table_of
 
 #: names of features in the order of the tables
 FEATURES = tuple(uses({}))
-BACKENDS = ("cute", "cuda", "torch")
 #: reasons that differ only in a number are one row
 _NUMBERS = re.compile(r"(?:(?<!\w)-)?\d[\d.e+,-]*")
 MOST_REASONS = 24
@@ -286,8 +286,8 @@ def tally(rows: Sequence[Row]) -> str:
     kinds: Counter[Any] = Counter(
         row["backend"] if row["status"] == "ok" else row["status"] for row in rows
     )
-    words = [f"{count} passed by {name}" for name, count in kinds.items() if name in BACKENDS]
-    words += [f"{count} {name}" for name, count in kinds.items() if name not in BACKENDS]
+    words = [f"{count} passed by {name}" for name, count in kinds.items() if name in ORDER]
+    words += [f"{count} {name}" for name, count in kinds.items() if name not in ORDER]
     return ", ".join(words)
 
 

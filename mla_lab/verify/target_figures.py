@@ -22,7 +22,7 @@ from ..bench.records import Row, medians, problem_of, read, results
 from ..bench.report import OURS, PUBLIC, best_times, headline, origin
 from ..core.errors import invalid
 from ..core.resources import data_dir
-from . import sparse_table, uniform_table
+from . import plain_tables, sparse_table
 from .tables import where
 
 ANCHOR, TRACES, FORMATS = (
@@ -183,9 +183,9 @@ def trace_over_uniform(heads: int, record: str = TRACES) -> Figure:
     return Figure(ratios[worst], f"{_short(worst)}, of {len(ratios)} samples")
 
 
-def step_over_uniform(heads: int, record: str = uniform_table.RECORD) -> Figure:
+def step_over_uniform(heads: int, record: str = plain_tables.UNIFORM) -> Figure:
     """The plain call: the worst trace step's time over that of its uniform twin, and the mean."""
-    steps = [s for s in uniform_table.steps(rows_of(record)) if s.heads == heads]
+    steps = [s for s in plain_tables.steps(rows_of(record)) if s.heads == heads]
     if not steps:
         raise invalid("cases", "none", f"trace steps of {heads} heads in {record}")
     worst = max(steps, key=lambda step: step.ratio)

@@ -1,4 +1,4 @@
-"""The unit that executes an instruction, from its SASS or PTX opcode.
+"""The unit that executes an instruction, from its SASS or PTX opcode, and the opcodes of PTX.
 
 SASS names as nvdisasm prints them (CUDA Binary Utilities, "Instruction Set Reference").
 """
@@ -6,6 +6,7 @@ SASS names as nvdisasm prints them (CUDA Binary Utilities, "Instruction Set Refe
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 #: class -> what the opcode begins with; the first class that matches counts
 SASS_CLASSES: dict[str, tuple[str, ...]] = {
@@ -65,6 +66,8 @@ PTX_CLASSES: dict[str, tuple[str, ...]] = {
     "register file": ("setmaxnreg",),
 }
 OTHER = "other"
+_ENTRY = re.compile(r"\.entry\s+(\S+?)\s*\(")
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s[^;]*)?;")
 
 
 def _pattern(classes: dict[str, tuple[str, ...]]) -> re.Pattern[str]:
@@ -94,3 +97,23 @@ def _class(pattern: re.Pattern[str], classes: dict[str, tuple[str, ...]], opcode
     if found is None or found.lastgroup is None:
         return OTHER
     return list(classes)[int(found.lastgroup[1:])]
+
+
+def ptx_opcodes(ptx: str) -> dict[str, Counter[str]]:
+    """Kernel name -> static count of each opcode, for machines without a disassembler."""
+    kernels: dict[str, Counter[str]] = {}
+    current: Counter[str] = Counter()
+    for line in ptx.splitlines():
+        if found := _ENTRY.search(line):
+            current = kernels.setdefault(found[1], Counter())
+        elif found := _INSTRUCTION.match(line):
+            current[found[1]] += 1
+    return kernels
+
+
+def ptx_class_counts(counts: Counter[str]) -> Counter[str]:
+    """The same by class, as in `PTX_CLASSES`."""
+    total: Counter[str] = Counter()
+    for opcode, count in counts.items():
+        total[ptx_class(opcode)] += count
+    return total

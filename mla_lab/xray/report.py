@@ -15,7 +15,8 @@ from ..core.errors import BuildError
 from ..jit.artifact import Artifact
 from ..jit.code_size import code_bytes
 from ..jit.cubin import KernelResources
-from . import ptx, sass
+from . import sass
+from .opcodes import ptx_class_counts, ptx_opcodes
 from .roles import Role, roles
 from .sass import Instruction
 
@@ -63,7 +64,7 @@ class KernelReport:
     def classes(self) -> Counter[str]:
         """Instructions by class: SASS, or PTX where there is no SASS."""
         if not self.instructions:
-            return ptx.class_counts(self.ptx_opcodes)
+            return ptx_class_counts(self.ptx_opcodes)
         return Counter(i.kind for i in self.instructions)
 
     @property
@@ -133,7 +134,7 @@ def inspect(artifact: Artifact) -> Report:
             f"xray: {artifact.folder} has no PTX, which a wheel of kernels leaves out; uninstall "
             "the wheel where you compile"
         )
-    texts = ptx.opcodes(artifact.ptx.read_text())
+    texts = ptx_opcodes(artifact.ptx.read_text())
     return Report(artifact, kernel_reports(artifact.cubin, artifact.resources, texts))
 
 

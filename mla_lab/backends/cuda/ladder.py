@@ -6,7 +6,6 @@ written to be read, compared and timed; `decode` does not use them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import jit
+from ...call.feature_operands import LOG2_E
 from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import invalid, unsupported
 from ...core.gpu import H200, Gpu
@@ -24,7 +24,6 @@ from ...reference.operands import q_begins
 from ..base import current
 
 CONFIG = KernelConfig("cuda/ladder")
-LOG2_E = math.log2(math.e)
 #: rows and keys of a block's tile from step 4 on
 TILE_ROWS, TILE_KEYS = 64, 64
 

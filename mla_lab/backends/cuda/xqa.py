@@ -7,7 +7,6 @@ CTA to arrive merges, and none waits for another, so that any grid is legal.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ... import jit
 from ...call.decode_args import DecodeArgs
+from ...call.feature_operands import LOG2_E
 from ...call.gqa_args import GqaArgs
 from ...call.workspace import Workspace
 from ...core.errors import invalid
@@ -29,7 +29,6 @@ from ..base import current, fill_with_nan, refuse_capture
 
 #: architectures with programmatic dependent launch
 PROGRAMMATIC = ("sm_90a", "sm_100a", "sm_120a")
-LOG2_E = math.log2(math.e)
 #: what vector loads need
 PLACES = "data, tokens and pages at multiples of 16 bytes"
 

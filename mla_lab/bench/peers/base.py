@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -62,17 +62,19 @@ class Peer(Protocol):
 
 
 class PeerBase:
-    """Base class of peers. `module` is the peer's library, empty for this package."""
+    """Base class of peers. `module` is the peer's library, empty for this package; `refusals` say
+    why it cannot run a case, none for our calls, which refuse in `prepare`."""
 
     module = ""
+    refusals: ClassVar[Sequence[Callable[[Case], str | None]]] = ()
 
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`: whether the library can be imported beside a GPU."""
         return missing(self.module, device) if self.module else None
 
     def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`: None; our calls refuse in `prepare`."""
-        return None
+        """As `Peer.refuses`: the first reason of `refusals`."""
+        return next(filter(None, (refusal(case) for refusal in self.refusals)), None)
 
     def version(self) -> str | None:
         """As `Peer.version`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...reference.inputs import DecodeInputs
-from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
 from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
@@ -19,14 +18,11 @@ class FlashAttention3(PeerBase):
     """
 
     module = "flash_attn_interface"
+    refusals = (refuse_beyond_plain, refuse_unequal_queries)
 
     def __init__(self, num_splits: int = 0) -> None:
         self.num_splits = num_splits
         self.name = f"fa3-qv-{num_splits}" if num_splits else "fa3-qv"
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
-        return refuse_beyond_plain(case) or refuse_unequal_queries(case)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: the scheduler's metadata is the plan of a step."""

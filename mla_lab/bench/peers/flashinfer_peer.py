@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...reference.inputs import DecodeInputs
-from ..cases import Case
 from ..rotation import Rotation, page_lists
 from ..timers import Launch
 from .base import PeerBase, Prepared, refuse_beyond_plain
@@ -25,10 +24,7 @@ class FlashInferFa3(PeerBase):
 
     module = "flashinfer.mla"
     name = "flashinfer-fa3"
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
-        return refuse_beyond_plain(case)
+    refusals = (refuse_beyond_plain,)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: one plan, since the copies share their pages."""

@@ -9,7 +9,6 @@ import torch
 from ...backends.cuda.ladder import STEPS, Ladder
 from ...core.gpu import H200, Gpu
 from .. import ladder_model
-from ..cases import Case
 from ..rotation import Rotation
 from .base import PeerBase, Prepared, refuse_beyond_plain
 
@@ -18,6 +17,7 @@ from .base import PeerBase, Prepared, refuse_beyond_plain
 class LadderStep(PeerBase):
     """One step; its notes have the predicted time."""
 
+    refusals = (refuse_beyond_plain,)
     number: int
 
     @property
@@ -29,10 +29,6 @@ class LadderStep(PeerBase):
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`."""
         return None if device.type == "cuda" else f"device: got {device}, supported: an NVIDIA GPU"
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
-        return refuse_beyond_plain(case)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: results and scratch are allocated here."""

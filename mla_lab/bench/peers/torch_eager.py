@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ...reference.inputs import DecodeInputs
-from ..cases import Case
 from ..rotation import Rotation
 from ..timers import Launch
 from .base import PeerBase, Prepared, refuse_beyond_plain, refuse_unequal_queries
@@ -16,10 +15,7 @@ class TorchEager(PeerBase):
     """Batched matmul and softmax over padded requests, in the dtype of the inputs."""
 
     name = "torch-eager"
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
-        return refuse_beyond_plain(case) or refuse_unequal_queries(case)
+    refusals = (refuse_beyond_plain, refuse_unequal_queries)
 
     def version(self) -> str | None:
         """As `Peer.version`."""

@@ -6,7 +6,6 @@ import os
 
 import torch
 
-from ..cases import Case
 from ..rotation import Rotation
 from .base import PeerBase, Prepared, missing, refuse_beyond_plain, refuse_unequal_queries
 
@@ -19,16 +18,13 @@ class TritonSplitKv(PeerBase):
 
     module = "triton"
     name = "triton-split-kv"
+    refusals = (refuse_beyond_plain, refuse_unequal_queries)
 
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`. Triton's interpreter runs it on a CPU, slowly."""
         if os.environ.get("TRITON_INTERPRET") == "1":
             device = torch.device("cuda")
         return missing("triton", device)
-
-    def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
-        return refuse_beyond_plain(case) or refuse_unequal_queries(case)
 
     def prepare(self, rotation: Rotation) -> Prepared:
         """As `Peer.prepare`: the copies share their buffers."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ... import backends
 from ...core.problem import Problem
-from ...plan import KernelConfig, KernelCosts, Plan, make_plan
+from ...plan import KernelConfig, KernelCosts, Plan, plan_on
 from ...plan.kernel_costs import recorded_of
 from ...plan.launch_modes import KEEP_AB_PERSISTENT, mode_of
 from ..rotation import Rotation
@@ -54,18 +54,15 @@ class Variant(PeerBase):
         """The plan of `problem`, for this kernel."""
         config = self.config
         shape = (config.tile_rows, config.tile_kv, config.cluster, self.fused)
-        knobs: dict[str, Any] = dict(self.knobs)
-        plan = make_plan(
+        return plan_on(
+            config,
             problem,
-            tile_rows=config.tile_rows,
-            tile_kv=config.tile_kv,
             num_workers=self.workers,
             policy=self.policy,
             schedule="grid" if config.option("grid") else "persistent",
             model=self.costs.model(problem, *shape),
-            **knobs,
+            **dict(self.knobs),
         )
-        return replace(plan, config=config)
 
     def available(self, device: torch.device) -> str | None:
         """As `Peer.available`."""

@@ -1,4 +1,4 @@
-"""Exercises of notebooks 40 to 99: eight bits, budgets, the ladder, measurements."""
+"""Exercises of notebooks 40 to 99: eight bits, budgets, kernels, measurements, drafts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from ...core.gpu import H200
 from ..eight_bits import e4m3
 from ..explorers import transpose
 from ..explorers.budget import Budget
+from ..tiny_decode import kept_of
 from .hints import Attempt, Check, need, number, parts
+
+#: (buffer, row, token) of scores that are tried
+TRIED = ((0, 5, 9), (0, 70, 9), (0, 5, 100), (1, 5, 9), (1, 127, 127), (0, 63, 64), (1, 64, 63))
 
 
 def _two_terms(attempt: Attempt) -> str:
@@ -113,10 +117,67 @@ def _verdict(attempt: Attempt) -> str:
     return "Your verdict looks at the noise first."
 
 
+def _home(attempt: Attempt) -> str:
+    from .. import tile_homes
+
+    tile = tile_homes.TILES["S, 128 rows x 128 tokens"]
+    for buffer, row, token in TRIED:
+        case = f"Buffer {buffer}, row {row}, token {token}: "
+        names = ("CTA's rank", "lane", "column")
+        cta, lane, column = parts(attempt(buffer, row, token), *names)
+        right = tile_homes.blackwell(tile, row, token)
+        need(cta == right.cta, case + "the pair halves the rows, and the leader has the first half")
+        need(0 <= lane < 128, case + "a CTA's tensor memory has lanes 0 to 127")
+        need(
+            lane % 64 == row % 64,
+            case + "a row keeps its place among the rows of its CTA, in either half of the lanes",
+        )
+        need(lane == right.lane, case + "the later half of the tokens lies in the other lanes")
+        need(0 <= column < 512, case + "a lane has columns 0 to 511")
+        need(
+            column % 64 == right.column,
+            case + "a lane holds one half of the tokens, so its columns count within the half",
+        )
+        need(
+            column == right.column + 64 * buffer,
+            case + "S of odd tiles lies behind S of even tiles, and both are as wide",
+        )
+    return "So thread lane of the softmax warp group has one row and half its tokens, no shuffles."
+
+
+def _kept(attempt: Attempt) -> str:
+    cases: tuple[tuple[list[int], list[int], str], ...] = (
+        ([7, 8, 9], [7, 8, 9, 4], "the whole draft is right, and one more token comes for free"),
+        ([7, 8, 9], [7, 5, 9, 4], "the second guess is wrong: what stands in its place?"),
+        ([7, 8, 9], [6, 8, 9, 4], "the first guess is wrong; the later ones were judged behind it"),
+        ([], [3], "without a draft the call is an ordinary step"),
+        ([7, 7], [7, 7, 7], "equal tokens are kept one by one"),
+    )
+    for draft, chosen, hint in cases:
+        got = attempt(list(draft), list(chosen))
+        need(
+            isinstance(got, list | tuple),
+            f"Return a list of tokens, in place of {got!r}",
+        )
+        case = f"Draft {draft}, chosen by the model {chosen}: "
+        need(
+            len(got) >= 1,
+            f"{case}nothing is returned, and the model's own next token is always right",
+        )
+        need(
+            len(got) <= len(draft) + 1,
+            f"{case}{len(got)} tokens are more than the draft and one",
+        )
+        need(list(got) == kept_of(draft, chosen), f"{case}{list(got)} is not it: {hint}")
+    return "Every call gives at least one token, and the text is the one without drafts."
+
+
 CHECKS: dict[str, Check] = {
     "40.1": _two_terms,
     "40.2": _selectors,
     "51.1": _proposal,
     "53.1": _matrix_kb,
+    "56.1": _home,
+    "70.1": _kept,
     "90.1": _verdict,
 }

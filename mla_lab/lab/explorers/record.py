@@ -10,10 +10,8 @@ import plotly.graph_objects as go
 from ...bench.cases import Case, uniform_case
 from ...bench.records import medians
 from ...bench.report import HEADLINES, find_headline
-from ...core.gpu import H200
 from ...core.problem import Problem
-from ...plan.choose import choose
-from ...simulate import simulate
+from ...simulate.anatomy import chosen
 from ...simulate.recorded import recorded
 from .. import explorer
 from ..measuring import ANCHOR, OURS, headline_run, live_us, measured_card, runs
@@ -53,9 +51,7 @@ PEERS = {
 @lru_cache(maxsize=256)
 def predicted_us(problem: Problem) -> float:
     """What the simulator expects of the kernel that the package would choose."""
-    choice = choose(problem, H200)
-    constants = recorded().constants[choice.config.kernel]
-    return simulate(choice.plan(problem), constants, cluster=choice.config.cluster).makespan
+    return chosen(problem)[-1].makespan
 
 
 def simulator_errors() -> Table:

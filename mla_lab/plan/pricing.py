@@ -6,7 +6,6 @@ Splits come from the cost model's own search, from FlashMLA's rule, or from an e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from .launch_modes import (
     keep_ab_tiles,
     mode_of,
 )
-from .schedule import make_plan
+from .schedule import plan_on
 from .search import Trial, best_trial, even_trials, try_greedy
 from .tile import Plan
 
@@ -50,18 +49,15 @@ class Choice:
 
     def plan(self, problem: Problem) -> Plan:
         """The plan of this choice."""
-        knobs: dict[str, Any] = dict(self.knobs)
-        plan = make_plan(
+        return plan_on(
+            self.config,
             problem,
-            tile_rows=self.config.tile_rows,
-            tile_kv=self.config.tile_kv,
             num_workers=self.num_workers,
             policy=self.policy,
             schedule=self.schedule,
             model=self.model,
-            **knobs,
+            **dict(self.knobs),
         )
-        return replace(plan, config=self.config)
 
     def __str__(self) -> str:
         return f"{label(self)}: {self.reason}"
@@ -148,7 +144,9 @@ def price_formula(
         priced = Shape.of(wave, rows, TILE_KV, shape.workers)
     # multicast saves L2 reads where all CTAs read a few requests; with whole requests it was never
     # faster
-    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1 or in_waves(config)]
+    tried = [n for n in counts(most) or [1] if n > 1 or pair == 1]
+    if in_waves(config):
+        tried = [1]
     if config.option("fused_merge", 1) == 3:
         groups, latent = problem.batch * shape.max_row_tiles, problem.latent_dim
         tried = [n for n in tried if n == 1 or fits_ll_slice(groups * n, rows, n, latent)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mla_lab.api import replay
+from mla_lab.backends.cute import device_plan
 from mla_lab.backends.cute.families import costs
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import Gpu
@@ -173,6 +174,34 @@ def test_the_current_stream_is_taken(workspace: torch.Tensor) -> None:
         result = native(inputs, workspace)
     stream.synchronize()
     check(inputs, result)
+
+
+def test_constants_of_a_busy_stream_s_first_call_are_there_for_another(
+    workspace: torch.Tensor,
+) -> None:
+    inputs = inputs_of(Problem((1,) * 13, tuple(range(100, 1400, 100)), 128))
+    expected = decode_reference(inputs)
+    native(inputs, workspace)  # compiled or loaded
+    torch.cuda.synchronize()
+    replay.clear()
+    device_plan.uniform_q_begin.cache_clear()
+    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    others = torch.zeros_like(workspace)
+    # a copy to the host takes no SM: the kernels of both calls need all of them
+    near = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    far = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(busy):
+        for _ in range(4):
+            far.copy_(near, non_blocking=True)
+        first = native(inputs, workspace)
+    with torch.cuda.stream(other):
+        second = native(inputs, others)
+    other.synchronize()
+    assert not busy.query(), "the first call is still behind what its stream had to do"
+    check(inputs, second, expected)
+    busy.synchronize()
+    check(inputs, first, expected)
 
 
 def test_one_workspace_for_any_shapes(workspace: torch.Tensor) -> None:

@@ -188,7 +188,11 @@ class Formula:
         row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
         groups = bounds.batch * row_tiles
         pairs = whole_pairs(row_tiles, config.option("pair", 1))
-        if num_splits > 1 or not in_waves(config):
+        if in_waves(config):
+            if num_splits > 1:  # its launch is not cooperative: no CTA may wait for another
+                got = f"{num_splits} pieces a request in e4m3 with {config.tile_rows} rows a CTA"
+                raise unsupported("plan", got, "whole requests")
+        else:
             check_resident(config, bounds.batch * pairs * num_splits, gpu)
         check_groups("plan", groups, config.cluster)
         slots = groups * num_splits if num_splits > 1 else 0
@@ -263,16 +267,19 @@ def check_partials(slots: int, tile_rows: int) -> None:
 
 def on_device(plan: Plan, device: torch.device, most: int) -> DevicePlan:
     """`plan`'s words on `device` for at most `most` workers, as many as run there at once; the
-    first use copies them.
+    first use copies them, on the current stream, behind which calls on other streams have to be.
 
     Raises InvalidInput where that first use is inside a CUDA graph's capture.
     """
     copies, key = _COPIES.setdefault(plan, {}), (device, most)
     if key not in copies:
         refuse_capture("plan", "copied to the device", device)
+        tiles, begins = plan.tiles, folded(plan, most)
+        if not plan.num_tiles:  # a launch without a row of tiles would find its own
+            tiles, begins = np.zeros((1, tiles.shape[1])), np.zeros(max(2, len(begins)))
         copies[key] = DevicePlan(
-            tiles=upload(plan.tiles, device),
-            worker_begin=upload(folded(plan, most), device),
+            tiles=upload(tiles, device),
+            worker_begin=upload(begins, device),
             counts=torch.empty(0, dtype=torch.int32, device=device),
         )
     return copies[key]
@@ -293,14 +300,33 @@ def folded(plan: Plan, most: int) -> np.ndarray:
 def uniform_q_begin(batch: int, q_len: int, device: torch.device) -> Tensor:
     """Query-token prefix sums of a dense call, int32 [batch + 1] on `device`."""
     refuse_capture("query", "met for the first time, and its prefix sums are made", device)
-    return upload(np.arange(batch + 1, dtype=np.int32) * q_len, device)
+    return constant(np.arange(batch + 1, dtype=np.int32) * q_len, device)
 
 
 @cache  # as above
 def equal_lengths(count: int, tokens: int, device: torch.device) -> Tensor:
     """Lengths of `count` requests of `tokens` tokens each, int32 [count] on `device`."""
     refuse_capture("query", "met for the first time, and its lengths are made", device)
-    return upload(np.full(count, tokens, dtype=np.int32), device)
+    return constant(np.full(count, tokens, dtype=np.int32), device)
+
+
+def constant(words: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of int32 words that is kept for good, and that any stream may read once this returns.
+    A stream of its own copies it, so that the host waits for nothing that callers have enqueued."""
+    if device.type != "cuda":
+        return upload(words, device)
+    with torch.cuda.stream(_copying(device)):
+        made = upload(words, device)
+        done = torch.cuda.Event()
+        done.record()
+    done.synchronize()
+    return made
+
+
+@cache
+def _copying(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device's constants."""
+    return torch.cuda.Stream(device)
 
 
 def upload(words: np.ndarray, device: torch.device) -> Tensor:

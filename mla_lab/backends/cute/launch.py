@@ -12,7 +12,6 @@ out and lse in the caller's shapes, and slices of a workspace are made once.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,13 +23,15 @@ from torch import Tensor
 from ... import jit
 from ...call.bind import Call
 from ...call.decode_args import DecodeArgs
+from ...call.feature_operands import LOG2_E
 from ...call.form import Form
 from ...call.slots import slots_of_rows
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
 from ...plan import KernelConfig, Plan
-from ...plan.formula import ll_words
+from ...plan.formula import MAX_SPLITS, ll_words
+from ...plan.launch_modes import SWAP_AB_PERSISTENT, mode_of
 from ..base import Replay, believes_max_q_len, fill_with_nan, refuse_capture
 from ..cuda import ops as cuda_ops
 from ..cuda.ops import DevicePlan, DevicePlanner
@@ -50,7 +51,6 @@ from .families import FAMILIES, config_for_plan, tiles_of
 from .feature_args import Extras, number
 from .token_gather import gathers
 
-LOG2_E = math.log2(math.e)
 #: what tensor maps and 16-byte stores require
 PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
 
@@ -434,6 +434,10 @@ def config_of(plan: Plan) -> KernelConfig:
         return config
     check_groups("plan", plan.num_groups, config.cluster)
     check_partials(plan.num_slots, config.tile_rows)
+    splits = int(plan.splits().max(initial=1))
+    if mode_of(config) == SWAP_AB_PERSISTENT.name and splits > MAX_SPLITS:
+        got = f"{splits} pieces of a row tile with {config.tile_rows} rows"
+        raise unsupported("plan", got, f"up to {MAX_SPLITS}, or 64 rows")
     return config
 
 

@@ -124,6 +124,21 @@ def test_vllm_s_registry_has_it(vllm_backend: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_vllm_is_told_which_caches_a_model_has(vllm_backend: Any) -> None:
+    from vllm.platforms.interface import DeviceCapability
+
+    def reasons(dtype: torch.dtype, cache: str) -> list[str]:
+        found: list[str] = vllm_backend.validate_configuration(
+            *(576, dtype, cache, 64, True, False, False, False, False),
+            *(DeviceCapability(9, 0), "decoder"),
+        )
+        return found
+
+    assert reasons(torch.bfloat16, "fp8") == reasons(torch.float16, "auto") == []
+    assert reasons(torch.float16, "fp8") == ["an e4m3 cache of a model in fp16"]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("problem", [ONE, DRAFTS])
 def test_vllm_s_layer(vllm_backend: Any, problem: Problem) -> None:
     inputs = make_inputs(problem, 1)

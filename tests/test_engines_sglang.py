@@ -24,7 +24,8 @@ from .absent import stand_in
 from .house import ROOT
 
 LENS = (70, 9, 33)
-CONTEXT = 128
+#: slots of a request: SGLang's pools have some more than the model's context
+CONTEXT, SLOTS = 128, (128, 132, 199)
 
 
 def test_the_entry_point_is_declared() -> None:
@@ -44,7 +45,11 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(engine, "WORKSPACE_BYTES", 16 << 20)
     monkeypatch.setattr(engine, "_WORKSPACES", {})
-    spec = SimpleNamespace(speculative_num_draft_tokens=None, speculative_eagle_topk=None)
+    spec = SimpleNamespace(
+        speculative_num_draft_tokens=None,
+        speculative_eagle_topk=None,
+        speculative_attention_mode="decode",
+    )
     parallel = SimpleNamespace(dcp_enabled=False)
     monkeypatch.setattr(sglang_mla, "get_spec", lambda: spec)
     for module in (sglang_mla, memory_pool):
@@ -70,7 +75,9 @@ def test_the_registry_has_it_once(modules: Any, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(made, modules.mla.MlaLabBackend)
 
 
-def _runner(inputs: DecodeInputs, dtype: torch.dtype = torch.bfloat16) -> Any:
+def _runner(
+    inputs: DecodeInputs, dtype: torch.dtype = torch.bfloat16, slots_of_one: int = CONTEXT
+) -> Any:
     """A model runner's parts: SGLang's own pool with the inputs' pages, and slots of requests."""
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
@@ -80,13 +87,13 @@ def _runner(inputs: DecodeInputs, dtype: torch.dtype = torch.bfloat16) -> Any:
     pool = MLATokenToKVPool(size, page, dtype, 512, 64, 1, "cpu", False)
     pool.kv_buffer[0].view(pages, page, 576).copy_(inputs.kv_cache.view(pages, page, 576))
     batch = inputs.problem.batch
-    slots = torch.zeros(batch + 2, CONTEXT, dtype=torch.int32)
+    slots = torch.zeros(batch + 2, slots_of_one, dtype=torch.int32)
     for row, table, length in zip(
         slots[2:], inputs.block_tables, inputs.problem.kv_lens, strict=True
     ):
         at = torch.arange(length)
         row[:length] = table[at // page] * page + at % page
-    config = SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64, context_len=CONTEXT)
+    config = SimpleNamespace(kv_lora_rank=512, qk_rope_head_dim=64, dtype=torch.bfloat16)
     return SimpleNamespace(
         use_mla_backend=True,
         device="cpu",
@@ -116,13 +123,14 @@ def _layer(inputs: DecodeInputs) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_steps_are_the_oracle_s(modules: Any, graph: bool, drafts: int) -> None:
+@pytest.mark.parametrize("slots", SLOTS)
+def test_steps_are_the_oracle_s(modules: Any, graph: bool, drafts: int, slots: int) -> None:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     modules.spec.speculative_num_draft_tokens = drafts or None
     rows = drafts or 1
     inputs = make_inputs(Problem((rows,) * 3, LENS, 4, page_size=16), 1)
-    backend = modules.mla.MlaLabBackend(_runner(inputs))
+    backend = modules.mla.MlaLabBackend(_runner(inputs, slots_of_one=slots))
     mode = ForwardMode.TARGET_VERIFY if drafts else ForwardMode.DECODE
     batch = _batch(inputs, mode, drafts)
     if graph:
@@ -131,7 +139,7 @@ def test_steps_are_the_oracle_s(modules: Any, graph: bool, drafts: int) -> None:
         backend.init_forward_metadata_out_graph(_batch(shorter, mode, drafts), in_capture=True)
         kept = backend.forward_metadata
         backend.init_forward_metadata_out_graph(batch)
-        for name in ("block_table", "seq_lens"):
+        for name in ("block_table", "seq_lens", *(("query_start_loc",) if drafts else ())):
             new, old = getattr(backend.forward_metadata, name), getattr(kept, name)
             assert new.data_ptr() == old.data_ptr(), "a captured step's tensors stay where they are"
     else:
@@ -177,3 +185,26 @@ def test_what_it_can_not_do_is_refused(modules: Any) -> None:
     modules.spec.speculative_eagle_topk = 4
     with pytest.raises(Unsupported, match="eagle-topk"):
         modules.mla.MlaLabBackend(runner)
+    modules.spec.speculative_num_draft_tokens = 3
+    modules.spec.speculative_attention_mode = "prefill"
+    with pytest.raises(Unsupported, match="attention-mode"):
+        modules.mla.MlaLabBackend(runner)
+    modules.spec.speculative_num_draft_tokens = None
+    for dtype in (torch.float16, torch.float8_e5m2):
+        with pytest.raises(Unsupported, match="kv-cache-dtype"):
+            modules.mla.MlaLabBackend(SimpleNamespace(**{**vars(runner), "kv_cache_dtype": dtype}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scale_that_tokens_were_not_divided_by_is_refused(modules: Any) -> None:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    inputs = make_inputs(Problem((1,) * 3, LENS, 4, page_size=16), 1)
+    backend = modules.mla.MlaLabBackend(_runner(inputs, torch.float8_e4m3fn))
+    batch, layer = _batch(inputs, ForwardMode.DECODE), _layer(inputs)
+    backend.init_forward_metadata(batch)
+    layer.k_scale_float = 2.0
+    with pytest.raises(Unsupported, match="k_scale"):
+        backend.forward(inputs.query, None, None, layer, batch)
+    layer.k_scale_float = 1.0
+    backend.forward(inputs.query, None, None, layer, batch)

@@ -1,7 +1,7 @@
 """SGLang's MLA decode backend over our call: capability 9.0, one latent of 512 + 64 columns.
 
     metadata   block table and lengths are made on the device from the pool's slots; the bounds are
-               the model's context and the number of drafts, so that nothing synchronises
+               the slots of a request and the number of drafts, so that nothing synchronises
     forward    decode, and the verification of a chain of drafts
 
 Prefill is another backend's (`--prefill-attention-backend fa3`). Classes and names are those of
@@ -37,7 +37,6 @@ class MlaLabBackend(AttentionBackend):
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.page_size = model_runner.page_size
-        self.max_context_len = model_runner.model_config.context_len
         self.kv_cache_dtype = self.data_type = model_runner.kv_cache_dtype
         self.drafts = get_spec().speculative_num_draft_tokens or 0
         self.forward_metadata: Step | None = None
@@ -49,11 +48,13 @@ class MlaLabBackend(AttentionBackend):
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """The tensors that all captured steps read."""
-        columns = -(-(self.max_context_len + self.drafts) // self.page_size)
-        table = torch.zeros(max_bs, columns, dtype=torch.int32, device=self.device)
-        lens = torch.ones(max_bs, dtype=torch.int32, device=self.device)
+        columns, rows = self._columns, self.drafts or 1
         self._kept = Step(
-            table, lens, _offsets(max_bs, 1, self.device), columns * self.page_size, 1
+            block_table=torch.zeros(max_bs, columns, dtype=torch.int32, device=self.device),
+            seq_lens=torch.ones(max_bs, dtype=torch.int32, device=self.device),
+            query_start_loc=_offsets(max_bs, rows, self.device),
+            max_seq_len=columns * self.page_size,
+            max_query_len=rows,
         )
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
@@ -62,12 +63,14 @@ class MlaLabBackend(AttentionBackend):
             self.init_forward_metadata(forward_batch)
             return
         made, kept = self._step(forward_batch), self._kept
-        batch, columns = made.block_table.shape
+        batch = len(made.seq_lens)
         table, lens = kept.block_table[:batch], kept.seq_lens[:batch]
-        table[:, :columns].copy_(made.block_table)
+        table.copy_(made.block_table)
         lens.copy_(made.seq_lens)
+        # read where requests have several query tokens: all of them have as many drafts
+        starts = kept.query_start_loc[: batch + 1]
         self.forward_metadata = replace(
-            made, block_table=table, seq_lens=lens, max_seq_len=kept.max_seq_len
+            made, block_table=table, seq_lens=lens, query_start_loc=starts
         )
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
@@ -114,9 +117,9 @@ class MlaLabBackend(AttentionBackend):
             where = KVWriteLoc.for_batch(forward_batch)
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        scale = 1.0
-        if cache.dtype is torch.float8_e4m3fn and layer.k_scale_float is not None:
-            scale = float(layer.k_scale_float)
+        if cache.dtype is torch.float8_e4m3fn and layer.k_scale_float not in (None, 1.0):
+            supported = "1.0 or None: the pool stores tokens that are not divided by it"
+            raise unsupported("k_scale", layer.k_scale_float, supported)
         metadata = self.forward_metadata
         if metadata is None:
             raise unsupported("forward", "a layer before the step's metadata", "metadata first")
@@ -124,12 +127,17 @@ class MlaLabBackend(AttentionBackend):
             metadata,
             q.reshape(-1, layer.tp_q_head_num, LATENT_DIM + ROPE_DIM),
             cache.view(-1, self.page_size, LATENT_DIM + ROPE_DIM),
-            scale=layer.scaling * scale,
-            value_scale=scale,
+            scale=layer.scaling,
+            value_scale=1.0,
             out_dtype=q.dtype,
             return_lse=False,
         )
         return out.view(-1, layer.tp_q_head_num * LATENT_DIM)
+
+    @property
+    def _columns(self) -> int:
+        """Pages of a request's slots, which are more than the model's context."""
+        return -(-self.req_to_token.shape[1] // self.page_size)
 
     def _step(self, forward_batch: Any) -> Step:
         """Of the pool's slots: a page's first slot, by the page's size, is the page."""
@@ -144,7 +152,7 @@ class MlaLabBackend(AttentionBackend):
             block_table=(slots // self.page_size).int(),
             seq_lens=lens.int(),
             query_start_loc=_offsets(batch, rows, self.device),
-            max_seq_len=slots.shape[1] * self.page_size,
+            max_seq_len=self._columns * self.page_size,
             max_query_len=rows,
         )
 
@@ -162,10 +170,19 @@ def _check(runner: Any) -> None:
     dims = (config.kv_lora_rank, config.qk_rope_head_dim)
     if dims != (LATENT_DIM, ROPE_DIM):
         raise unsupported("kv_lora_rank, qk_rope_head_dim", dims, (LATENT_DIM, ROPE_DIM))
+    kinds = {config.dtype} | ({torch.float8_e4m3fn} if config.dtype is torch.bfloat16 else set())
+    if runner.kv_cache_dtype not in kinds:
+        got = f"{runner.kv_cache_dtype} of a model in {config.dtype}"
+        raise unsupported("--kv-cache-dtype", got, "the model's dtype, or e4m3 of a model in bf16")
     if runner.page_size not in PAGE_SIZES:
         raise unsupported("--page-size", runner.page_size, PAGE_SIZES)
     if get_parallel().dcp_enabled:
         raise unsupported("--dcp-size", "several ranks", "1: engines.vllm_mla has ranks")
+    mode = get_spec().speculative_attention_mode
+    if get_spec().speculative_num_draft_tokens and mode != "decode":
+        raise unsupported(
+            "--speculative-attention-mode", mode, "decode, which verifies drafts here"
+        )
     topk = get_spec().speculative_eagle_topk
     if topk is not None and topk > 1:
         raise unsupported("--speculative-eagle-topk", topk, "1: a chain of drafts")

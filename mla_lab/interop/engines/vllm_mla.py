@@ -175,6 +175,14 @@ class MlaLabBackend(MLACommonBackend):
         return [HEAD_DIM]
 
     @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
+    ) -> str | None:
+        """None, or why not: no query in fp16 is over e4m3."""
+        eight_bits = (kv_cache_dtype or "").startswith("fp8")
+        return "an e4m3 cache of a model in fp16" if eight_bits and dtype is torch.float16 else None
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         """Hopper."""
         return bool(capability.major == 9)

@@ -174,6 +174,42 @@ def test_the_input_maker_makes_calls_that_run(name: str) -> None:
         assert rel_error(ours.float(), theirs.reshape(ours.shape).float()) < 4e-3
 
 
+@pytest.mark.parametrize("bound", [None, 40])
+@pytest.mark.parametrize("q_lens", [(40, 1, 1), (3, 2), (17, 2, 30, 0)])
+def test_query_tokens_are_dealt_for_a_mask_s_words(
+    q_lens: tuple[int, ...], bound: int | None
+) -> None:
+    inputs = make_inputs(Problem(q_lens, (200,) * len(q_lens), 2), 1, ["tree_mask"])
+    if bound is not None:
+        words = 2 * -(-bound // 32)
+        mask = torch.zeros(sum(q_lens), words, dtype=torch.int16)
+        mask[:, : inputs.mask.shape[-1]] = inputs.mask.view(torch.int16)
+        inputs = replace(inputs, mask=mask.view(torch.uint16), max_q_len=bound)
+    made_of, given = definition(inputs), arguments(inputs)
+    fresh = execute(made_of["init"], "init")(**sizes_of(given, form_of(given)), device="cpu")
+    named = fresh | {"mask": fresh["mask"].view(torch.uint16), "workspace_buffer": None}
+    out = decode.decode(**named, kv_lora_rank=512, qk_rope_head_dim=64)
+    expected = execute(made_of["reference"], "run")(**fresh)
+    assert rel_error(out.float(), expected.reshape(out.shape).float()) < 4e-3
+
+
+def test_a_factor_of_zero_is_no_input() -> None:
+    factor = "skip_softmax_threshold_scale_factor"
+    plain = arguments(made("dense"))
+    given = replace(plain, **{factor: 0.0})
+    assert definition_of(given, form_of(given)) == definition_of(plain, form_of(plain))
+
+
+def test_bytes_typed_as_e4m3_have_a_definition_of_their_own() -> None:
+    inputs = made("656")
+    cache = inputs.kv_cache.view(torch.float8_e4m3fn)
+    made_of, given = definition(inputs), arguments(replace(inputs, kv_cache=cache))
+    typed = definition_of(given, form_of(given))
+    assert typed["name"] == f"{made_of['name']}_as_e4m3".replace("_lse_as_e4m3", "_as_e4m3_lse")
+    fresh = execute(typed["init"], "init")(**sizes_of(given, form_of(given)), device="cpu")
+    assert fresh["kv_cache"].dtype is torch.float8_e4m3fn
+
+
 def test_base_2() -> None:
     inputs = replace(made("dense"), return_lse_base="base2")
     made_of = definition(inputs)

@@ -11,6 +11,7 @@ from inspect import getsource
 from numbers import Integral
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
 from ...call.decode_args import PARAMETERS, DecodeArgs
@@ -148,6 +149,8 @@ def _inputs(args: DecodeArgs, shapes: dict[str, list[str]]) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     for p in PARAMETERS:
         value = getattr(args, p.name)
+        if p.name == "skip_softmax_threshold_scale_factor":
+            value = value or None  # 0 skips nothing, and has no place in the name
         tensor = _tensor(value)
         if p.name in shapes and tensor is not None:
             inputs[p.name] = {"shape": shapes[p.name], "dtype": DTYPES[str(tensor.dtype)]}
@@ -198,6 +201,7 @@ def _name(kind: str, args: DecodeArgs, form: Form, sizes: dict[str, int]) -> str
     parts += [formats[0]] if len(set(formats)) == 1 else ["_".join(formats)]
     words = {
         "4d": args.kv_cache.dim() == 4,
+        "as_e4m3": bounds.kv_format == "fp8_656" and args.kv_cache.dtype is torch.float8_e4m3fn,
         "bound": args.max_q_len is not None,
         "mask": used.mask,
         "sinks": used.sinks,

@@ -27,7 +27,7 @@ def make(
     """Values of `inputs` (name: axes or None, dtype) for the axes' `sizes`, by name.
 
     Lengths are the longest that tables and pool allow, pages follow each other, query tokens are
-    distributed evenly, draft masks are causal.
+    distributed evenly, as far as a mask's words allow, draft masks are causal.
     """
     random = torch.Generator(device=device).manual_seed(seed)
     made: dict[str, Any] = {}
@@ -37,11 +37,14 @@ def make(
             continue
         shape = [sizes[axis] for axis in axes]
         values = VALUES.get(name, normal)(shape, sizes, random, device)
-        made[name] = values.to(DTYPES[dtype]) if values.dtype != torch.int8 else values
+        # bytes stay what they are
+        bits = values.dtype is torch.int8
+        made[name] = values.view(DTYPES[dtype]) if bits else values.to(DTYPES[dtype])
     if "max_seq_len" in made:
         made["max_seq_len"] = int(made["seq_lens"].max())
     if "max_q_len" in made:
-        made["max_q_len"] = int(made["cum_seq_lens_q"].diff().max())
+        most = int(made["cum_seq_lens_q"].diff().max())
+        made["max_q_len"] = max(most, least_of_mask(sizes))
     return made
 
 
@@ -81,9 +84,22 @@ def lengths(shape: list[int], sizes: dict[str, int], random: Generator, device: 
 
 
 def sums(shape: list[int], sizes: dict[str, int], random: Generator, device: str) -> Tensor:
-    """Query tokens dealt out evenly."""
-    batch = shape[0] - 1
-    return torch.arange(batch + 1, device=device) * sizes["num_tokens"] // batch
+    """Query tokens dealt out evenly; where a mask has words for more, behind a first request of
+    as many as need them."""
+    batch, tokens = shape[0] - 1, sizes["num_tokens"]
+    even = torch.arange(batch + 1, device=device) * tokens // batch
+    first = min(least_of_mask(sizes), tokens)
+    if batch == 0 or first <= -(-tokens // batch):
+        return even
+    others = torch.arange(batch, device=device) * (tokens - first) // max(1, batch - 1)
+    return torch.cat([even[:1], first + others])
+
+
+def least_of_mask(sizes: dict[str, int]) -> int:
+    """The fewest query tokens of a request that need as many words of a mask row as it has; 0
+    without a mask."""
+    words = sizes.get("mask_words", 0)
+    return 16 * (words - 2) + 1 if words else 0
 
 
 def chain(shape: list[int], sizes: dict[str, int], random: Generator, device: str) -> Tensor:

@@ -122,8 +122,8 @@ def test_a_result_outside_its_bound_is_code_1(monkeypatch, capsys):
         (["--trace", "synthetic", "--kv-len", "5"], "--kv-len: got lengths beside --trace"),
         (["--trace", "synthetic", "--mode", "replay", "--batch", "2"], "--batch: got 2 with"),
         (["--trace", "synthetic", "--mode", "replay", "--at", "1e9"], "--at: got 1e+09 s"),
-        (["--trace", "synthetic", "--mode", "replay", "--step-ms", "0"], "step_time: got 0"),
-        (["--trace", "synthetic", "--batch", "0"], "n: got 0"),
+        (["--trace", "synthetic", "--mode", "replay", "--step-ms", "0"], "--step-ms: got 0.0"),
+        (["--trace", "synthetic", "--batch", "0"], "--batch: got 0; supported: 1 to 1048576"),
         (["--trace", "synthetic", "--seed", "-1"], "--seed: got -1"),
         (["--seed", "9" * 30], "--seed: got 999"),
         (["--device", "tpu"], "--device: got 'tpu'"),
@@ -138,7 +138,7 @@ def test_a_result_outside_its_bound_is_code_1(monkeypatch, capsys):
         (["--q-len", "100000000"], "decode: got a call of "),
         (["--kv-len", "2000000000"], "decode: got a call of "),
         (["--kv-len", "4000000000"], "--kv-len: got 4000000000; supported: up to 2147483647"),
-        (["--batch", "2000000000"], "--batch: got 2000000000; supported: up to 1048576"),
+        (["--batch", "2000000000"], "--batch: got 2000000000; supported: 1 to 1048576"),
     ],
 )
 def test_what_is_refused(options, named, capsys):

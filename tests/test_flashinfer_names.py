@@ -400,6 +400,7 @@ def test_a_call_without_query_tokens_is_checked(wrong: dict[str, Any], says: str
         ({"query": [0], "return_lse": True}, "query: got list"),
         ({"query": torch.zeros(4)}, "query: got shape"),
         ({"out_dtype": "fp16"}, "out_dtype: got 'fp16'"),
+        ({"out_dtype": torch.float64}, r"out_dtype: got torch\.float64"),
         ({"kv_lora_rank": -1}, "kv_lora_rank: got -1"),
         ({"kv_lora_rank": "512"}, "kv_lora_rank: got str"),
         ({"kv_lora_rank": 10**13}, "kv_lora_rank: got 10000000000000; supported: 1 to 576"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from math import isfinite
 
 from ...core.errors import invalid
 from ...core.models import MODELS, Model, get_model
@@ -108,8 +109,10 @@ def _check_sizes(args: argparse.Namespace) -> None:
     for name, value in [*sizes.items(), *(("--kv-len", n) for n in args.kv_len or ())]:
         if value is not None and value > MOST:
             raise invalid(name, value, f"up to {MOST}")
-    if args.batch is not None and args.batch > MOST_REQUESTS:
-        raise invalid("--batch", args.batch, f"up to {MOST_REQUESTS} requests")
+    if args.q_len < 1:
+        raise invalid("--q-len", args.q_len, "1 or more")
+    if args.batch is not None and not 1 <= args.batch <= MOST_REQUESTS:
+        raise invalid("--batch", args.batch, f"1 to {MOST_REQUESTS} requests")
 
 
 def _check_formats(args: argparse.Namespace) -> None:
@@ -128,6 +131,10 @@ def _check_trace_options(args: argparse.Namespace) -> None:
     for name, value in {"--at": args.at, "--step-ms": args.step_ms}.items():
         if value is not None and args.mode != "replay":
             raise invalid(name, value, "a time with --mode replay")
+    if args.step_ms is not None and not 0 < args.step_ms < float("inf"):
+        raise invalid("--step-ms", args.step_ms, "milliseconds above 0")
+    if args.at is not None and not isfinite(args.at):
+        raise invalid("--at", args.at, "a finite time in seconds")
 
 
 def _model(args: argparse.Namespace) -> Model | None:
@@ -145,8 +152,6 @@ def _given_lengths(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
     batch = args.batch
     if batch is None:
         batch = len(kv_lens) if len(kv_lens) > 1 else DEFAULT_BATCH
-    if batch < 1:
-        raise invalid("--batch", batch, "1 or more")
     if len(kv_lens) not in (1, batch):
         raise invalid("--kv-len", f"{len(kv_lens)} lengths", f"one, or --batch ({batch}) of them")
     return (kv_lens * batch if len(kv_lens) == 1 else kv_lens), "given"

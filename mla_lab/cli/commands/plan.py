@@ -44,6 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     """Print one line per policy, and per rule of a call without a plan."""
     from ...core.gpu import Gpu
+    from ...plan import POLICIES, RULES
 
     if args.json and args.tiles:
         raise invalid("--tiles", "it with --json", "one of the two")
@@ -56,6 +57,9 @@ def run(args: argparse.Namespace) -> None:
     if gpu.arch != "sm_90a":
         raise unsupported("--gpu", gpu.name, "Hopper cards: the simulator has no other pipeline")
     _check_tiles(asked.problem, args.tile_rows)
+    for policy in args.policy or ():
+        if policy not in (*POLICIES, *RULES):
+            raise invalid("--policy", repr(policy), (*POLICIES, *RULES))
     plans = {}
     rows = []
     for policy in args.policy or _all(args, asked.problem):

@@ -15,7 +15,8 @@ Semantics are those of `api.contract`. For existing programs these names accept 
 * FlashInfer needs a zeroed workspace only for kernels with semaphores, and its own tests pass
   `torch.empty`. Our merge counters and LL partials must start at zero: these names zero them, on
   the current stream, at the first use of a buffer (`first_use`), once the call was checked. The
-  contract's own names do not.
+  contract's own names do not. A buffer that FlashInfer's own kernels, or others, write after that
+  gives wrong results: it must be another one, or be zeroed again.
 * `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
   has no `backend`: "auto" chooses, CuTe kernels first. A ragged call without any query token
   returns at once there; the contract's names refuse it.
@@ -250,7 +251,8 @@ def cute_dsl_mla_decode(
     try:
         return _decode_own(given, out, out_dtype)
     except (InvalidInput, Unsupported) as error:
-        raise under_names(error, OF_CUTE_DSL) from None
+        dtype_of_out = {} if out_dtype is None or out is not None else {"out": "out_dtype"}
+        raise under_names(error, OF_CUTE_DSL | dtype_of_out) from None
 
 
 def _decode_own(

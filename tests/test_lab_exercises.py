@@ -20,6 +20,7 @@ from mla_lab.lab.eight_bits import e4m3
 from mla_lab.lab.measuring import measured_card
 from mla_lab.lab.roofline import free_drafts
 from mla_lab.lab.workbook_map import NOTEBOOKS, WorkbookMap, progress_table
+from mla_lab.plan.policies import fa3_splits
 
 from . import step_answers
 from .notebook_runner import cells_of, execute, path_of
@@ -34,6 +35,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("10.1", lambda: (512, 1152, 256), "rope has to be stored"),
     ("10.1", lambda: (640, 576, 256), "multiply-adds; an operation is one"),
     ("10.1", lambda: (640, 1152, 171), "expanding costs the same"),
+    ("10.1", lambda: (640, 1152, 255), "expanding costs the same"),
+    ("10.1", lambda: (640, 1152, 258), "expanding costs the same"),
     ("11.1", lambda: (5, 2), "drafts are the rows beyond it"),
     ("11.1", lambda: (4, 4), "the ridge is reached sooner"),
     ("20.1", "(6,4):(1,6)", "Place 3 of tile 0"),
@@ -50,22 +53,32 @@ WRONG: list[tuple[str, Any, str]] = [
     ("22.1", lambda: (lambda table, size, t: table[t // size] + t, 2), "first row of its page"),
     ("22.1", lambda: (lambda table, size, t: table[0] * size + t, 2), "which entry is that"),
     ("22.1", lambda: (lambda table, size, t: table[t // size] * size + t % size, 1), "how many"),
+    ("22.1", lambda: (lambda table, size, t: table[t // 32] * 32 + t % 32, 2), "pages of 16"),
     ("30.1", lambda tiles, n, a, b, sms: tiles / sms * (a + b * n), "too short"),
     ("30.1", lambda tiles, n, a, b, sms: 0.7 + tiles // sms * (a + b * n), "last wave is not full"),
     ("31.1", lambda tiles, blocks, sms: 1, "too few"),
     ("31.1", lambda tiles, blocks, sms: min(blocks, sms), "too many"),
+    ("31.1", lambda tiles, blocks, sms: fa3_splits(tiles, blocks, sms, sms), "128 splits are"),
+    ("31.1", lambda tiles, blocks, sms: fa3_splits(tiles, blocks, 132), "66 SMs.* too many"),
     ("31.1", lambda tiles, blocks, sms: 1 // 0, "raised ZeroDivisionError"),
     ("32.1", lambda a, la, b, lb: ((a[0] + b[0]) / 2, np.logaddexp(la, lb)), "weigh each out"),
     ("32.1", lambda a, la, b, lb: _naive_merge(a, la, b, lb), "subtract the larger lse"),
+    ("32.1", lambda a, la, b, lb: _naive_merge(a, la, b, lb, la), "lse 0 and 1000, out: subtract"),
+    ("32.1", lambda a, la, b, lb: _merge_of_first(a, la, b, lb), "first piece may be the empty"),
+    ("32.1", lambda a, la, b, lb: _merge_one(a, la, b, lb), "here 2, and yours has 1"),
     ("33.1", lambda blocks, batch: max(1, min(blocks, 32) // len(batch)), "not invariant"),
     ("33.1", lambda blocks, batch: blocks, "32 are the most"),
     ("33.1", lambda blocks, batch: 1, "at least 4"),
     ("33.1", lambda blocks, batch: 16, "would leave empty ones"),
+    ("33.1", lambda blocks, batch: min(32, batch[0]), "not invariant"),
+    ("33.1", lambda blocks, batch: min(32, max(1, blocks / 10)), "no whole number"),
     ("34.1", lambda drafts, chance: 1 + drafts * chance, "all before it were accepted"),
     ("34.1", lambda drafts, chance: chance**drafts, "own token is always there"),
     ("34.1", lambda drafts, chance: 1 + chance, "too many or too few"),
     ("35.1", lambda parent, good: [i for i, g in enumerate(good) if g], "smaller end"),
     ("35.1", lambda parent, good: 3, "list of token numbers"),
+    ("35.1", lambda parent, good: _first_child(parent, good), "a later child"),
+    ("35.1", lambda parent, good: _least_path(parent, good), "of equally long paths"),
     ("36.1", lambda position, rank, world: position // world, "too few"),
     ("36.1", lambda position, rank, world: position // world + 1, "too many"),
     ("36.1", lambda position, rank, world: int((position - rank) / world) + 1, "too many"),
@@ -76,6 +89,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("51.1", lambda: (2 * 128 * 576 + 64 * 128 * 2, True), "barriers are missing"),
     ("51.1", lambda: (2 * 128 * 576 + 1024, True), "P is missing"),
     ("51.1", lambda: (2 * 128 * 576 + 64 * 128 * 2 + 1024, False), "what a block may have"),
+    ("51.1", lambda: (2 * 128 * 576 + 64 * 128 * 2 + 1024, "no"), "True or False"),
     ("53.1", lambda down: 8 * 36 * (64 // down + 8 * down) * 32 / 1024, "scores alone"),
     ("53.1", lambda down: 592, "a warp has 16 rows, 32 keys"),
     ("54.1", lambda waits, arrivers: set(waits.values()), "the way to it"),
@@ -108,12 +122,55 @@ WRONG: list[tuple[str, Any, str]] = [
     ("90.1", lambda a, b: "faster" if sum(b) < sum(a) else "slower", "against itself"),
     ("90.1", lambda a, b: "same", "10 % less time"),
     ("90.1", lambda a, b: True, "in place of True"),
+    ("90.1", lambda a, b: _verdict_by_range(a, b), "does not hide 10 %"),
 ]
 
 
-def _naive_merge(a: list[float], la: float, b: list[float], lb: float) -> tuple[Any, Any]:
-    wa, wb = np.exp(la), np.exp(lb)
-    return (wa * np.array(a) + wb * np.array(b)) / (wa + wb), np.log(wa + wb)
+def _naive_merge(
+    a: list[float], la: float, b: list[float], lb: float, less: float = 0.0
+) -> tuple[Any, Any]:
+    wa, wb = np.exp(la - less), np.exp(lb - less)
+    return (wa * np.array(a) + wb * np.array(b)) / (wa + wb), less + np.log(wa + wb)
+
+
+def _merge_of_first(a: list[float], la: float, b: list[float], lb: float) -> tuple[Any, Any]:
+    """Looks for an empty piece only in the second place."""
+    if lb == -np.inf:
+        return np.array(a), la
+    return _naive_merge(a, la, b, lb, la if la == -np.inf else max(la, lb))
+
+
+def _merge_one(a: list[float], la: float, b: list[float], lb: float) -> tuple[Any, Any]:
+    """Safe, but only the first number of out."""
+    if max(la, lb) == -np.inf:
+        return a[:1], la
+    return _naive_merge(a[:1], la, b[:1], lb, max(la, lb))
+
+
+def _first_child(parent: list[int], good: list[bool]) -> list[int]:
+    """The longest of the walks that take the first good child each time."""
+
+    def down(token: int) -> list[int]:
+        child = next((i for i, p in enumerate(parent) if p == token and good[i]), None)
+        return [token] if child is None else [token, *down(child)]
+
+    return max((down(i) for i, p in enumerate(parent) if p < 0 and good[i]), key=len, default=[])
+
+
+def _least_path(parent: list[int], good: list[bool]) -> list[int]:
+    """Of the longest paths the least by its first token that differs."""
+    paths: dict[int, list[int]] = {-1: []}
+    for token, p in enumerate(parent):
+        if good[token] and p in paths:
+            paths[token] = [*paths[p], token]
+    return min(paths.values(), key=lambda path: (-len(path), path))
+
+
+def _verdict_by_range(a: list[float], b: list[float]) -> str:
+    """The spread is the largest time less the least."""
+    noise = max(0.03, *((max(x) - min(x)) / np.median(x) for x in (a, b)))
+    change = np.median(b) / np.median(a) - 1
+    return "same" if abs(change) <= noise else "faster" if change < 0 else "slower"
 
 
 def stubs(number: str) -> tuple[dict[str, Any], str, str]:
@@ -165,6 +222,11 @@ def test_a_wrong_answer_gets_a_sentence_that_helps(number: str, wrong: Any, word
     assert verdict.sentence[-1] in ".?)"
     assert len(verdict.sentence.split()) > 5
     assert "AssertionError" not in verdict.sentence
+
+
+@pytest.mark.parametrize("crossing", [256, 256.0, 257])
+def test_the_crossing_may_be_the_last_equal_or_the_first_cheaper_one(crossing: float) -> None:
+    assert exercises.judge("10.1", lambda: (640, 1152, crossing)).passed
 
 
 def test_every_exercise_has_a_wrong_answer_here() -> None:

@@ -74,6 +74,10 @@ def _lookup(attempt: Attempt) -> str:
         "Token 40 lies on the second page of the table: which entry is that, and which row of it?",
     )
     need(
+        look([5, 2, 9], 16, 40) == 9 * 16 + 8,
+        "With pages of 16 token 40 lies elsewhere: divide by the page size that is handed over",
+    )
+    need(
         number(touched, "The number of pages") == 64 // 32,
         "A tile that begins at a multiple of 64 begins on a new page: how many pages does it fill?",
     )

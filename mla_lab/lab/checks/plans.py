@@ -40,19 +40,12 @@ def _waves(attempt: Attempt) -> str:
 
 
 def _fa3(attempt: Attempt) -> str:
-    for row_tiles, blocks in (
-        (1, 128),
-        (2, 128),
-        (8, 128),
-        (30, 128),
-        (64, 128),
-        (110, 128),
-        (3, 4),
-    ):
-        right = fa3_splits(row_tiles=row_tiles, max_blocks=blocks, sms=132)
-        got = number(attempt(row_tiles, blocks, 132), "The number of splits")
+    cases = [(row_tiles, 128, 132) for row_tiles in (1, 2, 8, 30, 64, 110)]
+    for row_tiles, blocks, sms in (*cases, (3, 4, 132), (1, 512, 132), (1, 128, 66)):
+        right = fa3_splits(row_tiles=row_tiles, max_blocks=blocks, sms=sms)
+        got = number(attempt(row_tiles, blocks, sms), "The number of splits")
         tiles, splits = ("s" if n != 1 else "" for n in (row_tiles, got))
-        case = f"{row_tiles} row tile{tiles}, {blocks} blocks, 132 SMs: {got:.0f} split{splits}, "
+        case = f"{row_tiles} row tile{tiles}, {blocks} blocks, {sms} SMs: {got:g} split{splits}, "
         need(
             got >= right,
             case + "too few: the efficiency is below 85 % of the best, or the waves are not "
@@ -62,7 +55,7 @@ def _fa3(attempt: Attempt) -> str:
             got <= right,
             case
             + "too many: take the *fewest* that pass, and 1 where row tiles alone fill 80 % of "
-            "the SMs or there are no more than 4 blocks",
+            "the SMs or there are no more than 4 blocks; 128 splits are the most that are tried",
         )
     return "Your rule makes the same choices as FlashAttention-3."
 
@@ -70,34 +63,44 @@ def _fa3(attempt: Attempt) -> str:
 def _merge(attempt: Attempt) -> str:
     none = -np.inf
     cases = (
-        ([1.0], 0.0, [3.0], 0.0, 2.0, np.log(2), "two pieces of equal weight: out is their mean"),
-        ([1.0], 0.0, [3.0], np.log(3), 2.5, np.log(4), "weigh each out by exp(lse)"),
-        ([1.0], 1000.0, [3.0], 1000.0, 2.0, 1000 + np.log(2), "subtract the larger lse before exp"),
-        ([1.0], 5.0, [0.0], none, 1.0, 5.0, "a piece with lse minus infinity has weight zero"),
-        ([0.0], none, [0.0], none, 0.0, none, "two empty pieces give out 0, and no NaN"),
+        ([1.0], 0.0, [3.0], 0.0, [2.0], np.log(2), "two pieces of equal weight: out is their mean"),
+        ([1.0], 0.0, [3.0], np.log(3), [2.5], np.log(4), "weigh each out by exp(lse)"),
+        ([1.0], 1e3, [3.0], 1e3, [2.0], 1e3 + np.log(2), "subtract the larger lse before exp"),
+        ([1.0], 0.0, [3.0], 1e3, [3.0], 1e3, "subtract the larger lse before exp"),
+        ([1.0], 5.0, [0.0], none, [1.0], 5.0, "a piece with lse minus infinity has weight zero"),
+        ([0.0], none, [1.0], 5.0, [1.0], 5.0, "the first piece may be the empty one"),
+        ([0.0], none, [0.0], none, [0.0], none, "two empty pieces give out 0, and no NaN"),
+        ([1.0, 5.0], 0.0, [3.0, 9.0], 0.0, [2.0, 7.0], np.log(2), "weigh every number of out"),
     )
     for a, lse_a, b, lse_b, want_out, want_lse, hint in cases:
         with np.errstate(all="ignore"):
             out, lse = parts(attempt(a, lse_a, b, lse_b), "out", "lse")
-        value = number(np.ravel(out)[0], "The first number of out")
-        need(np.isclose(value, want_out), f"lse {lse_a:g} and {lse_b:g}, out: {hint}")
+        values = [number(value, "Each number of out") for value in np.ravel(out)]
+        need(
+            len(values) == len(want_out),
+            f"out has as many numbers as out_a, here {len(want_out)}, and yours has {len(values)}",
+        )
+        need(np.allclose(values, want_out), f"lse {lse_a:g} and {lse_b:g}, out: {hint}")
         lse = number(lse, "lse")
         need(
             lse == want_lse or np.isclose(lse, want_lse),
             f"lse {lse_a:g} and {lse_b:g}, lse: the logarithm of the sum of both weights",
         )
-    return "It survives an lse of 1000, one empty piece, and two."
+    return "It survives an lse of 1000 on either side, one empty piece, and two."
 
 
 def _invariant(attempt: Attempt) -> str:
     for blocks in (1, 7, 128, 5000):
-        batches = [[blocks] + [64] * n for n in (0, 1, 31, 127)]
+        neighbours = [[64] * n for n in (0, 1, 31, 127)]
+        batches = [[blocks, *rest] for rest in neighbours]
+        batches += [[*rest, blocks] for rest in neighbours]
         answers = {number(attempt(blocks, batch), "The number of splits") for batch in batches}
         need(
             len(answers) == 1,
             f"{blocks} blocks: the batch changes the number of splits, so it is not invariant",
         )
         (splits,) = answers
+        need(splits == int(splits), f"{blocks} blocks: {splits:g} is no whole number of splits")
         need(splits >= 1, f"{blocks} blocks: a request has at least one split")
         need(splits <= blocks, f"{blocks} blocks: {splits:.0f} splits would leave empty ones")
         need(splits <= 32, f"{blocks} blocks: {splits:.0f} splits, and 32 are the most allowed")
@@ -123,8 +126,17 @@ def _accepted(attempt: Attempt) -> str:
         got = attempt(tree, good)
         need(isinstance(got, list | tuple), "Return a list of token numbers, from the root down")
         need(list(got) == right, f"parents {tree}, good {[int(g) for g in good]}: {hint}")
-    forest = attempt([-1, -1, 1], [True, True, True])
-    need(list(forest) == [1, 2], "Two trees: a draft may have several roots, parent -1 each")
+    for parents, path, hint in (
+        ([-1, -1, 1], [1, 2], "Two trees: a draft may have several roots, parent -1 each"),
+        ([-1, 0, 0, 2], [0, 2, 3], "The longest path may go through a later child"),
+        (
+            [-1, -1, 1, 0],
+            [1, 2],
+            "Of equally long paths take the one that ends in the smaller number",
+        ),
+    ):
+        got = attempt(parents, [True] * len(parents))
+        need(list(got) == path, f"Parents {parents}, all good: {hint[0].lower()}{hint[1:]}")
     return "What is kept is what the large model would have written, several tokens a step."
 
 

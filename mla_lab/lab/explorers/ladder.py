@@ -80,7 +80,8 @@ def _title(case: str) -> str:
         return f"{case}: predicted only"
     best = max((r for r in found if r.gain), key=lambda r: r.gain or 0.0)
     whole = found[0].us / found[-1].us
-    return f"{whole:,.0f} times faster in {len(found) - 1} steps; most of it by {LABELS[best.step]}"
+    steps = len(found) - 1
+    return f"{whole:,.0f} times faster in {steps} steps; the largest gain is step {LABELS[best.step]}"
 
 
 class LadderXray(explorer.Explorer):

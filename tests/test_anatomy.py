@@ -12,7 +12,7 @@ import pytest
 from mla_lab.bench.cases import uniform_case
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.resources import data_dir
-from mla_lab.lab.attempt_log import attempts
+from mla_lab.lab.attempt_log import AttemptExplorer, attempts
 from mla_lab.lab.cta_timeline import cta_figure
 from mla_lab.lab.explorers import anatomy as anatomy_explorer
 from mla_lab.lab.explorers.anatomy import AnatomyExplorer, role_figure
@@ -160,9 +160,28 @@ def test_attempts_are_told_with_their_reason() -> None:
     everything, alone = attempts("cute/keep_ab_sm90"), attempts("cute/keep_ab_sm90", "B1 H128")
     assert 0 < len(alone.rows) < len(everything.rows)
     assert all("B1 H128" in row[0] + row[1] for row in alone.rows)
-    assert everything.source is not None
+    assert len(set(everything.column("date"))) > 1
+    assert set(everything.column("card")) >= {"NVIDIA H200"}
     with pytest.raises(InvalidInput, match="cute/swap_ab_sm90"):
         attempts("cute/none")
+
+
+def test_an_attempt_is_shown_with_its_own_card_and_date() -> None:
+    log = AttemptExplorer()
+    first = log.state["kernel"]
+    kernels = [k for k in log.widgets["kernel"].options if k != first]
+    for kernel in kernels:
+        rows = attempts(kernel)
+        log.widgets["kernel"].value = kernel
+        assert log.widgets["number"].max == len(rows.rows)
+        for number, row in enumerate(rows.rows, 1):
+            note = log.note({"kernel": kernel, "number": number})
+            assert all(word in note for word in row[5:])
+    last = max(kernels, key=lambda k: len(attempts(k).rows))
+    log.set(kernel=last).set(number=len(attempts(last).rows))
+    shortest = min(kernels, key=lambda k: len(attempts(k).rows))
+    log.widgets["kernel"].value = shortest
+    assert log.state["number"] == len(attempts(shortest).rows) == log.widgets["number"].max
 
 
 def test_ctas_are_drawn_beside_their_prediction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from .svg import Svg
 from .tables import Table, lines, table
 
 RECORD = "notes/kernel_attempts.jsonl"
-COLUMNS = ("change", "case", "expected", "came", "why")
+COLUMNS = ("change", "case", "expected", "came", "why", "card", "date")
+#: those that an attempt's picture lists below its title; card and date stand in its note
+SHOWN = COLUMNS[1:5]
 
 
 def attempts(kernel: str, about: str = "") -> Table:
@@ -25,9 +27,7 @@ def attempts(kernel: str, about: str = "") -> Table:
         raise invalid("kernel", repr(kernel), tuple(known))
     mine = [row for row in lines(RECORD) if row["kernel"] == kernel]
     found = [row for row in mine if about in row["change"] + row["case"]]
-    dates = sorted({row["date"] for row in mine})
-    source = Source("recorded", card=mine[0]["card"], date=dates[-1])
-    return table(COLUMNS, [[row[name] for name in COLUMNS] for row in found], source=source)
+    return table(COLUMNS, [[row[name] for name in COLUMNS] for row in found])
 
 
 class AttemptExplorer(explorer.Explorer):
@@ -43,15 +43,28 @@ class AttemptExplorer(explorer.Explorer):
             number=explorer.integers("attempt", 1, most, 1, width="420px"),
         )
 
+    def redraw(self) -> None:
+        """The slider ends at the last attempt of the chosen kernel."""
+        slider, most = self.widgets["number"], len(attempts(self.state["kernel"]).rows)
+        if slider.max != most:
+            slider.unobserve(self._changed, names="value")
+            slider.max = most  # moves a larger value to it
+            slider.observe(self._changed, names="value")
+        super().redraw()
+
+    def shown(self, state: dict[str, Any]) -> tuple[int, int, dict[str, str]]:
+        """Number of the attempt, how many the kernel has, and its row."""
+        rows = attempts(state["kernel"]).rows
+        number = min(state["number"], len(rows))
+        return number, len(rows), dict(zip(COLUMNS, rows[number - 1], strict=True))
+
     def figure(self, state: dict[str, Any]) -> Svg:
-        log = attempts(state["kernel"])
-        number = min(state["number"], len(log.rows))
-        parts = dict(zip(COLUMNS, log.rows[number - 1], strict=True))
-        title = f"Attempt {number} of {len(log.rows)} on {state['kernel']}: {parts['change']}"
+        number, most, parts = self.shown(state)
+        title = f"Attempt {number} of {most} on {state['kernel']}: {parts['change']}"
         body = "".join(
             f"<b style='margin-top:6px'>{name}</b>"
             f"<span style='margin-top:6px'>{escape(parts[name]) or '(nothing noted)'}</span>"
-            for name in COLUMNS[1:]
+            for name in SHOWN
         )
         style = f"font:14px/1.4 {FONT};color:{PAGE_INK};max-width:860px;min-height:190px"
         grid = "display:grid;grid-template-columns:90px 1fr"
@@ -59,5 +72,5 @@ class AttemptExplorer(explorer.Explorer):
         return Svg(f"<div style='{style}'>{text}</div>", title)
 
     def note(self, state: dict[str, Any]) -> str:
-        source = attempts(state["kernel"]).source
-        return f"<div>{source.chip() if source else ''}</div>"
+        _, _, row = self.shown(state)
+        return f"<div>{Source('recorded', card=row['card'], date=row['date']).chip()}</div>"

@@ -18,7 +18,13 @@ from mla_lab.lab.tables import lines
 
 from .test_bench_records import CASES, row
 
-RUN = {"kind": "run", "ceilings": {"gemm_tflops": 700.0, "read_tbps": 4.0}}
+RUN = {
+    "kind": "run",
+    "time": "2026-11-20T12:00:00+00:00",
+    "environment": {"card": {"name": "NVIDIA H200"}},
+    "ceilings": {"gemm_tflops": 700.0, "read_tbps": 4.0},
+}
+SOURCE = "recorded, NVIDIA H200, 2026-11-20"
 ROWS = [
     RUN,
     *(row(case, 10.0, noise=0.0) for case in CASES),
@@ -32,7 +38,15 @@ def test_speedups():
     (bars,) = figure.data
     assert list(bars.y) == [case.name for case in CASES]
     assert list(bars.x) == [1.2] * (len(CASES) - 1) + [0.8]
-    assert figure.layout.title.text == "Ours is faster in 5 of 6 cases"
+    assert figure.layout.title.text == "Ours is over 3% faster in 5 of 6 cases, within 3% in 0"
+    assert figure.layout.xaxis.title.text.endswith(SOURCE)
+    near = [
+        RUN,
+        *(row(c, 10.0, noise=0.0) for c in CASES),
+        *(row(c, 10.2 + 0.2 * i, "flashmla", noise=0.0) for i, c in enumerate(CASES)),
+    ]
+    title = plots.speedup_bars(near).layout.title.text
+    assert title == "Ours is over 3% faster in 5 of 6 cases, within 3% in 1"
     assert len(set(bars.marker.color)) == 2
     assert not plots.speedup_bars(ROWS, "trace").data[0].x
 
@@ -90,6 +104,7 @@ def test_rates_under_load_are_those_of_the_row() -> None:
     ]
     assert list(chart.data[0].y)[1:] == pytest.approx([700.0, 400.0, 200.0])
     assert "1455 MHz at 700 W" in chart.layout.title.text
+    assert chart.layout.xaxis.title.text == f"{CASES[0].name}: {SOURCE}"
     assert "not recorded" in plots.load_bars([RUN]).layout.title.text
 
 

@@ -12,6 +12,7 @@ import pytest
 from mla_lab.api import contract
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
+from mla_lab.lab import measuring
 from mla_lab.lab.explorers import mask as mask_explorer
 from mla_lab.lab.explorers import merge as merge_explorer
 from mla_lab.lab.explorers import neighbour as neighbour_explorer
@@ -71,6 +72,16 @@ def test_the_price_of_batch_invariance_is_the_recorded_one() -> None:
     title = neighbour_explorer.invariance_chart().layout.title.text
     most, least = costs["b1_q1_h16_kv8192"], costs["b1_q1_h128_kv8192"]
     assert f"up to {most:.1f}x alone" in title
+    plain = neighbour_explorer.invariance_costs(neighbour_explorer.PLAIN_RECORD)
+    chart = neighbour_explorer.invariance_chart()
+    axis = chart.layout.xaxis.title.text
+    for record in (neighbour_explorer.RECORD, neighbour_explorer.PLAIN_RECORD):
+        run = measuring.runs(record)[-1]
+        assert run.card in axis and run.date in axis
+    drawn = {bar.name: bar.y for bar in chart.data}
+    for heads in (16, 128):
+        expected = [plain[f"b{batch}_q1_h{heads}_kv8192"] for batch in (64, 128)]
+        assert list(drawn[f"{heads} heads"])[2:] == expected
     text = inspect.getdoc(contract.trtllm_batch_decode_with_kv_cache_mla) or ""
     told = re.search(r"(\S+) or (\S+) times\s+as\s+long\s+alone\s+\(16 or 128\s+heads", text)
     assert told

@@ -22,8 +22,10 @@ TILE_KV = 64
 #: workers of a 128-head step on 132 SMs: one bundle of two row tiles each
 PARTS = 66
 OVERHEAD = 5
-#: the policy of `batch_invariant`, and its record
+#: the policy of `batch_invariant`, its record of calls with a host plan, and that of plain calls,
+#: which has batches from 64 on
 INVARIANT, RECORD = "fixed_size", "h200_invariant.jsonl"
+PLAIN_RECORD, PLAIN_FROM = "h200_plain_invariant.jsonl", 64
 #: how notebook 31 calls it: its `fixed_size` has smaller pieces
 SHOWN_AS = {INVARIANT: "batch invariant"}
 _STRIP = (980.0, 40.0)
@@ -91,28 +93,33 @@ def _strip(y: float, policy: str, cuts: list[tuple[int, int]]) -> str:
     return "".join(parts)
 
 
-def invariance_costs() -> dict[str, float]:
+def invariance_costs(record: str = RECORD) -> dict[str, float]:
     """Time of a batch-invariant call over the default one by case, as recorded in one run each."""
     found: dict[str, float] = {}
-    for run in runs(RECORD):
+    for run in runs(record):
         us = {case: value for (case, _), value in medians(run.rows).items()}
         found |= {c: us[f"{c}_invariant"] / us[c] for c in us if f"{c}_invariant" in us}
     return found
 
 
 def invariance_chart(kv_len: int = 8192) -> go.Figure:
-    """The recorded price of batch invariance over the batch, for 16 and 128 heads."""
-    costs, batches = invariance_costs(), (1, 16, 64, 128)
+    """The recorded price of batch invariance over the batch, for 16 and 128 heads; the axis names
+    card and dates.
+    """
+    planned, plain, batches = invariance_costs(), invariance_costs(PLAIN_RECORD), (1, 16, 64, 128)
     series = {
-        heads: [costs.get(f"b{batch}_q1_h{heads}_kv{kv_len}") for batch in batches]
+        heads: [
+            (plain if batch >= PLAIN_FROM else planned).get(f"b{batch}_q1_h{heads}_kv{kv_len}")
+            for batch in batches
+        ]
         for heads in (16, 128)
     }
     small, large = (max(filter(None, (row[i] for row in series.values()))) for i in (0, 2))
     figure = new_figure(
         f"Batch invariance costs up to {small:.1f}x alone, {large:.2f}x among 64",
-        x=f"requests of {kv_len} tokens",
+        x=f"requests of {kv_len} tokens<br>{_sources()}",
         y="recorded time over the default's",
-        height=340,
+        height=360,
     )
     for heads, ratios in series.items():
         figure.add_bar(
@@ -126,3 +133,15 @@ def invariance_chart(kv_len: int = 8192) -> go.Figure:
     figure.update_xaxes(type="category")
     figure.update_yaxes(range=[0, 1.15 * small])
     return figure
+
+
+def _sources() -> str:
+    """Card and date of each half of the chart."""
+    words = []
+    for record, call in (
+        (RECORD, f"below {PLAIN_FROM} planned on the host"),
+        (PLAIN_RECORD, f"from {PLAIN_FROM} on plain calls"),
+    ):
+        if found := runs(record):
+            words.append(f"{call}: {found[-1].source.label}")
+    return "; ".join(words) or "not recorded"

@@ -74,6 +74,8 @@ def test_the_sixty_seventh_request_costs_a_wave() -> None:
 
 def test_the_pipeline_explorer_shows_the_measured_loop_and_a_deadlock() -> None:
     explorer = pipeline_explorer.PipelineExplorer()
+    for slider in explorer.widgets.values():
+        assert (slider.value - slider.min) % slider.step == 0, "a browser moves it to its grid"
     assert explorer.figure(explorer.state).layout.title.text.startswith("2419 clocks a block")
     explorer.set(stages=1)
     assert "Deadlock" in explorer.figure(explorer.state).layout.title.text

@@ -288,6 +288,9 @@ def test_marked_lines_are_those_with_the_words() -> None:
     assert found == wanted and len(found) >= 3
     assert not marked_lines(step("64"), "\n".join(lines), "nothing")
     assert 'class="hll"' in lab.StepExplorer("64").picture().html
+    titles = [lab.StepExplorer(n).title(mark="products") for n in STEPS]
+    assert all(t.endswith(("marked: products", ", none of them about products")) for t in titles)
+    assert any("none of them about products" in t for t in titles)
 
 
 def test_code_takes_the_colours_of_the_page_and_marks_show_on_both_themes() -> None:

@@ -28,6 +28,15 @@ def test_the_curve_counts_every_request_of_the_trace() -> None:
 
 def test_a_moment_without_requests_goes_to_the_nearest_that_has_some() -> None:
     assert all(len(serving_day.step_at("", share / 10, 1)) for share in range(11))
+    moments, counts = serving_day.batches("", 1)
+    idle = next(p for p in range(0, 101, 2) if not counts[round(p / 100 * (len(counts) - 1))])
+    explorer = lab.TuneExplorer()
+    figure = explorer.figure({**explorer.state, "moment": idle, "step_ms": 1})
+    (line,) = (shape for shape in figure.layout.shapes if shape.xref == "x")
+    assert counts[list(moments).index(line.x0)], "the line stands at a moment without a step"
+    assert "(nearest step)" in [note.text for note in figure.layout.annotations]
+    chosen = explorer.picture()
+    assert "(nearest step)" not in [note.text for note in chosen.layout.annotations]
 
 
 def test_recorded_steps_lie_around_the_prediction() -> None:

@@ -61,11 +61,16 @@ def batches(path: str, step_ms: float) -> tuple[np.ndarray, np.ndarray]:
 def step_at(path: str, share: float, step_ms: float) -> DecodeStep:
     """The decode step at a share of the trace's time, or at the nearest moment that has one."""
     trace: Trace = open_trace(path)
+    return replay(trace, moment_at(path, share, step_ms)[0], step_ms / 1e3)
+
+
+def moment_at(path: str, share: float, step_ms: float) -> tuple[float, bool]:
+    """The moment of `step_at`, s, and whether requests decode at the share itself."""
     moments, counts = batches(path, step_ms)
     busy = np.flatnonzero(counts)
     wanted = share * (len(moments) - 1)
     nearest = busy[int(np.abs(busy - wanted).argmin())]
-    return replay(trace, float(moments[nearest]), step_ms / 1e3)
+    return float(moments[nearest]), bool(counts[round(wanted)])
 
 
 def problem_of(

@@ -33,7 +33,7 @@ class PipelineExplorer(explorer.Explorer):
             0,
             3000,
             int(Pipeline.of(H200, 64, 64, 1152).latency),
-            step=30,
+            step=10,  # the default is on the slider's grid
             width="350px",
         ),
     )

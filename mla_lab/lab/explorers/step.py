@@ -72,7 +72,10 @@ class StepExplorer(explorer.Explorer):
         lines = marked_lines(self.step, text, state["mark"])
         since = f", against step {self.step.before}" if new else ""
         found = f"Step {self.step.number}{since}: {len(text.splitlines())} lines"
-        found += f", {len(lines)} of them marked: {state['mark']}" if lines else ""
+        if lines:
+            found += f", {len(lines)} of them marked: {state['mark']}"
+        elif state["mark"] != "nothing":
+            found += f", none of them about {state['mark']}"
         return Svg(highlighted(text, lines, "diff" if new else "python"), found)
 
     def note(self, state: dict[str, Any]) -> str:

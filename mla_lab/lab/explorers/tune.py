@@ -93,8 +93,10 @@ class TuneExplorer(explorer.Explorer):
         figure.add_scatter(
             x=moments, y=counts, line={"color": BLUE, "shape": "hv"}, row=1, col=1, name="requests"
         )
-        at = moments[round(state["moment"] / 100 * (len(moments) - 1))]
-        figure.add_vline(x=at, line={"color": RED, "dash": "dot", "width": 2}, row=1, col=1)
+        at, busy = serving_day.moment_at(path, state["moment"] / 100, state["step_ms"])
+        words = "" if busy else "(nearest step)"
+        line = {"color": RED, "dash": "dot", "width": 2}
+        figure.add_vline(x=at, line=line, annotation_text=words, row=1, col=1)
         figure.update_xaxes(title_text="seconds from the first arrival", row=1, col=1)
 
     def _draw_policies(self, figure: go.Figure, state: dict[str, Any]) -> None:

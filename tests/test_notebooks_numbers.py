@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,15 +11,21 @@ import pytest
 import torch
 
 from mla_lab.bench.cases import uniform_case
-from mla_lab.bench.rotation import MANY
+from mla_lab.bench.records import results
+from mla_lab.bench.rotation import LEAST_BYTES, MANY
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
 from mla_lab.core.problem import Problem
 from mla_lab.lab import banks, film, film_breaks, ladder_facts, mla_math, session
 from mla_lab.lab.checks import plans
 from mla_lab.lab.explorers.budget import MOST_REGISTERS, WARPGROUP
-from mla_lab.lab.explorers.neighbour import first_request_plan, pieces
-from mla_lab.lab.measuring import headline_rows, measured_card
+from mla_lab.lab.explorers.neighbour import (
+    PLAIN_RECORD,
+    first_request_plan,
+    invariance_costs,
+    pieces,
+)
+from mla_lab.lab.measuring import headline_rows, measured_card, runs
 from mla_lab.lab.policies import FA3_SHARE
 from mla_lab.lab.predicted import partial_mb
 from mla_lab.lab.roofline import intensity
@@ -86,6 +92,10 @@ def claims(number: str) -> tuple[str, ...]:
             "Try 256 bytes a row",
             f"rows of 24 numbers in bf16, {24 * 2} bytes",
         ),
+        "22": (
+            f"take {_pages('keep_ab')} times as long on pages of 16 as on 64",
+            f"and {_pages('swap_ab')} times with swap_ab",
+        ),
         "30": (
             f"the launch {plans.LAUNCH_US} microseconds",
             f"forgives {plans.FULL_WAVES * 100:.0f} %, and {plans.PARTLY_FULL * 100:.0f} % where",
@@ -97,10 +107,14 @@ def claims(number: str) -> tuple[str, ...]:
             f"at least {FA3_SHARE * 100:.0f} % of the best",
             "fill 80 % of the SMs",
         ),
-        "32": (f"13 splits of 128 rows are {_merge_mb():.1f} MB of partials",),
+        "32": (
+            f"13 splits of 128 rows are {_merge_mb():.1f} MB of partials in fp32, and "
+            f"{_merge_mb() / 2:.1f} MB in keep_ab's fp16",
+        ),
         "33": (
             f"split into {greedy_splits(0, 8192)}, {greedy_splits(3, 8192)}, "
             f"{greedy_splits(63, 4096)} and {greedy_splits(63, 8192)} pieces",
+            f"take {_plain_invariant()} times as long",
         ),
         "35": (f"{masks.words_per_row(32) * 2} bytes".replace("4", "four", 1),),
         "36": (
@@ -108,7 +122,7 @@ def claims(number: str) -> tuple[str, ...]:
             f"with {NVLINK / 1e9:.0f} GB/s one way, moves the {SENT / 1e3:.0f} KB of one request "
             f"in {SENT / NVLINK * 1e6:.1f} us",
             "4 bytes of data and a flag of 4 bytes together",
-            f"A word of {torch.int32.itemsize} bytes arrives whole",
+            f"A word of {torch.int32.itemsize} bytes comes whole",
         ),
         "51": (
             f"**{H200.registers_per_sm:,} registers**",
@@ -124,6 +138,7 @@ def claims(number: str) -> tuple[str, ...]:
             f"load of {32 * 2} useful bytes",
             "x 32 bytes",
             "units of 1024 bytes",
+            f"({_gain(FEW_HEADS, 2)} and {_gain(ALONE, 2)} times as fast in the other two cases)",
         ),
         "54": (
             f"{_counts()['p.full[0]']} threads have stored P",
@@ -138,9 +153,11 @@ def claims(number: str) -> tuple[str, ...]:
             f"and {64 * 576 // 2 // WARPGROUP} at the real width",
         ),
         "90": (
-            f"KV copies of {_method()['rotation_bytes'] / 1e6:.0f} MB",
+            f"copies of the KV cache: {_method()['rotation_bytes'] / 1e6:,.0f} MB in all",
             f"{_method()['rotation_bytes'] / _l2_bytes():.0f} times the L2 cache",
-            f"or over {MANY} of them",
+            f"or {MANY} copies where those are smaller, and at least {LEAST_BYTES / 1e6:.0f} MB",
+            f"Its floor is {measured_card().roofline_time(_alone()) * 1e6:.1f} us: the products",
+            f"the cache takes {8192 * ROW / measured_card().read_tbps / 1e6:.1f} us",
             "Claims under 3 %",
             "the larger of 3 %",
         ),
@@ -160,6 +177,36 @@ def _method() -> dict[str, float]:
 def _l2_bytes() -> int:
     size: int = headline_rows()[0]["environment"]["card"]["l2_bytes"]
     return size
+
+
+def _alone() -> Problem:
+    return uniform_case(1, 1, 128, 8192).problem
+
+
+def _range(ratios: Iterable[float]) -> str:
+    found = sorted(ratios)
+    return f"{found[0]:.2f} to {found[-1]:.2f}"
+
+
+def _gain(case: str, step: int) -> str:
+    return f"{ladder_facts.rungs(case)[step].gain:.2f}"
+
+
+def _pages(kernel: str) -> str:
+    """Time of a plain bf16 call on pages of 16 over that on pages of 64."""
+    (run,) = runs("h200_plain_pages.jsonl")
+    us = {row["case"]: row["us"] for row in results(run.rows, "ok")}
+    return _range(
+        row["us"] / us[row["case"].removesuffix("_p16")]
+        for row in results(run.rows, "ok")
+        if re.fullmatch(r"b\d+_q1_h\d+_kv8192_p16", row["case"])
+        and row["notes"]["kernel"].startswith(f"cute_{kernel}_sm90")
+    )
+
+
+def _plain_invariant() -> str:
+    costs = invariance_costs(PLAIN_RECORD)
+    return _range(cost for case, cost in costs.items() if re.fullmatch(r"b\d+_q1_h\d+_kv\d+", case))
 
 
 def _merge_mb() -> float:

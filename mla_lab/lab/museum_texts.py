@@ -25,8 +25,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     "one buffer, one barrier a tile": (
         "public: mla_decode_fp16.py:2563 of NVIDIA's SM100 examples, found by this emulator",
         "Never seen on a card, where hundreds of clocks lie between; the emulator reports it in "
-        "every schedule. Softmax warps exchange row maxima through one buffer with one barrier a tile: "
-        "a warp that is a tile ahead overwrites what its partner has not read.",
+        "every schedule. Softmax warps exchange row maxima through one buffer with one barrier a "
+        "tile: a warp that is a tile ahead overwrites what its partner has not read.",
         "Two buffers in turn, or a second barrier.",
     ),
     "a unit outside its stage": (
@@ -64,9 +64,9 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "P that is never exactly 1": (
         "our keep_ab, 2026-11-20",
-        "No wrong result, but a larger error. Where the row max, in log2 units, is rounded up to an "
-        "integer, the greatest weight lies anywhere in (1/2, 1] and is rounded to bf16, even that of a "
-        "single key.",
+        "No wrong result, but a larger error. Where the row max, in log2 units, is rounded up to "
+        "an integer, the greatest weight lies anywhere in (1/2, 1] and is rounded to bf16, even "
+        "that of a single key.",
         "The first row max is the score itself (commit b4cdbfb). No check sees a rounding; a "
         "bound on the error of few keys does.",
     ),

@@ -42,7 +42,8 @@ def policy_table(problem: Problem, sms: int = 132) -> Table:
             (policy, most_splits(plan), plan.num_tiles, partial_mb(plan), timeline.makespan, second)
         )
     rows.sort(key=lambda row: min(filter(None, row[-2:])))
-    columns = ("policy", "splits", "work tiles", "partials, MB", *(f"{m}, us" for m in MERGES))
+    counts = ("policy", "splits", "work tiles", "partials in fp32, MB")
+    columns = (*counts, *(f"{m}, us" for m in MERGES))
     return table(columns, rows, source=PREDICTED)
 
 

@@ -81,7 +81,9 @@ def _title(case: str) -> str:
     best = max((r for r in found if r.gain), key=lambda r: r.gain or 0.0)
     whole = found[0].us / found[-1].us
     steps = len(found) - 1
-    return f"{whole:,.0f} times faster in {steps} steps; the largest gain is step {LABELS[best.step]}"
+    return (
+        f"{whole:,.0f} times faster in {steps} steps; the largest gain is step {LABELS[best.step]}"
+    )
 
 
 class LadderXray(explorer.Explorer):

@@ -27,7 +27,7 @@ def summary(plan: Plan, timeline: Timeline) -> str:
     """Two short lines for the head of a Gantt."""
     return (
         f"<b>{plan.policy}</b>: {timeline.makespan:.1f} us, {plan.num_tiles} tiles<br>"
-        f"{partial_mb(plan):.1f} MB of partials, tail {max(0.0, timeline.tail()):.1f} us, "
+        f"{partial_mb(plan):.1f} MB of partials in fp32, tail {max(0.0, timeline.tail()):.1f} us, "
         f"SMs busy {timeline.utilisation():.0%}"
     )
 

@@ -68,7 +68,8 @@ def simulator_errors() -> Table:
         for j in recorded().judgements
     ]
     columns = ("held out", "cases", "median error", "worst", "worst case", "two numbers: median")
-    return table(columns, rows)
+    found = runs(ANCHOR)
+    return table(columns, rows, source=found[-1].source if found else None)
 
 
 def _recorded() -> tuple[Medians, str]:

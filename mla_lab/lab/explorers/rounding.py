@@ -95,7 +95,7 @@ def _lines(values: dict[str, list[float]]) -> list[Line]:
 
 
 def spread_chart(octaves: int = 16) -> go.Figure:
-    """Error of the quietest token over how much louder the loudest is."""
+    """Error of the smallest token over how much larger the largest is."""
     seen = list(range(octaves + 1))
     found = [spread_errors(n) for n in seen]
     names = list(found[0])
@@ -103,8 +103,8 @@ def spread_chart(octaves: int = 16) -> go.Figure:
     fails = next((n for n in seen if found[n][names[one]] > 0.05), octaves)
     figure = new_figure(
         f"One e4m3 scale holds until tokens differ by 2^{fails - 1} in size",
-        x="octaves between the loudest token and the quietest",
-        y="relative error of the quietest",
+        x="log2 of the largest over the smallest token magnitude",
+        y="relative error of the smallest token",
         height=360,
     )
     add_lines(figure, seen, _lines({name: [errors_[name] for errors_ in found] for name in names}))

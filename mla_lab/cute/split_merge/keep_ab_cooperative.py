@@ -7,10 +7,10 @@ lse under those copies; partials are added in split order, in fp32. The launch i
 its last tile a CTA waits here for others, so all of them must be resident. Up to eight partials are
 summed without shared memory (`keep_ab_registers`).
 
-The strips that a merge has read are discarded (`discard_strip`): 64 KB a CTA, up to 8.6 MB a
+The strips that a merge has read are discarded (`discard_strips`): 64 KB a CTA, up to 8.6 MB a
 launch, which the next kernels would have to write to memory before their own data fit into L2. In a
-step that takes 1 to 3 us off, and costs a launch behind its own replay up to 0.2 us (H200,
-2026-11-27, `data/notes/kernel_attempts.jsonl`).
+step that takes 1 to 3 us off (H200, 2026-11-27, `data/notes/kernel_attempts.jsonl`). Results are
+stored first: a discard ahead of them delays them by up to 0.5 us (H200, 2026-11-30, there).
 
 The merge's 6 KB of code run once in a launch. In a decode step other kernels run between two
 launches, and the code is no longer in the SM's instruction cache. So a warp group that has finished
@@ -51,10 +51,8 @@ from .keep_ab_partials import (
     THREADS,
     UNITS,
     UNITS_PER_STRIP,
-    WARPS,
     OwnStrips,
-    discard_strip,
-    merging_warp,
+    discard_strips,
 )
 from .keep_ab_registers import FEW_SPLITS, sum_in_registers
 
@@ -229,13 +227,13 @@ def merge_in_ring(cta: Cta, work: Work, share: MergeShare, rows_path, strips_pat
     if live:
         PV_BARRIER.sync()
     profile_event(cta.cfg, cta.g, "merge weights")
-    tid, _, _ = cute.arch.thread_idx()
-    for strip in cutlass.range(merging_warp(cta.cfg, tid), share.count, WARPS, unroll=1):
-        discard_strip(cta, share.region + 128 * (share.first + strip), share.splits)
     if share.splits <= SOME_SPLITS:
         sum_strips(cta, work, share)
     else:
         sum_pairs(cta, work, share)
+    first = share.region + 128 * share.first
+    tid, _, _ = cute.arch.thread_idx()
+    discard_strips(cta, first, share.count, share.splits, tid % THREADS, THREADS)
 
 
 def counter_of(cta: Cta, work, rank):

@@ -1,11 +1,12 @@
 """Sums of a merge share of few partials, loaded from global memory to registers.
 
-A warp takes 32 columns of 16 rows from each of up to eight splits at a time, or 64 columns from up
-to four, by the same instructions: its eight loads of two strips are those of eight splits, or twice
-those of four. All of them are in flight before the first is used; row values are loaded last,
-because the compiler would schedule their uses, with a wait, before loads that follow. Each thread
-computes the weights of its own two rows, so that no warp waits for another. Shares of more partials
-go through shared memory (`keep_ab_cooperative`): their weights are too many for one thread.
+A warp takes 32 columns of 16 rows from each of up to eight splits at a time, 64 columns from up to
+four, or 128 from two, by the same instructions: its eight loads of two strips are those of eight
+splits, twice those of four, or four times those of two. All of them are in flight before the first
+is used; row values are loaded last, because the compiler would schedule their uses, with a wait,
+before loads that follow. Each thread computes the weights of its own two rows, so that no warp
+waits for another. Shares of more partials go through shared memory (`keep_ab_cooperative`): their
+weights are too many for one thread.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from .keep_ab_partials import (
     ROW_WORDS,
     WARPS,
     OwnStrips,
-    discard_strip,
+    discard_strips,
     merging_warp,
     unpack,
 )
 
-#: the most splits summed here; up to `FEW_SPLITS` // 2 a warp takes two `PAIR`s of strips
+#: the most splits summed here; up to half as many a warp takes two `PAIR`s of strips, of two four
 FEW_SPLITS, PAIR = 8, 2
 
 
@@ -62,8 +63,8 @@ def row_values(rows, scales, splits, split: int, cluster: int):
 
 @dataclass(frozen=True)
 class Strips:
-    """Where a thread finds two strips of several splits: split i lies i partials behind `far`, if
-    it is below `splits`; the own one, number `own`, at `near` in shared memory."""
+    """Where a thread finds two strips of two splits: split i lies i partials behind `far`, if it is
+    below `splits`; the own one, number `own`, at `near` in shared memory."""
 
     far: cute.Pointer
     near: Int32
@@ -71,25 +72,33 @@ class Strips:
     own: Int32
 
 
-def load_strips(cta: Cta, share, own, split_idx, strip, wide):
-    """Two strips of each of eight splits, zeros past the last one, or (where `wide`) of four, and
-    then the two strips behind these; the `own` strips, of split `split_idx`, from shared memory."""
+def load_strips(cta: Cta, share, own, split_idx, strip, pairs):
+    """Two strips of eight splits, four strips of four, or eight strips of two, zeros past the last
+    split; the `own` strips, of split `split_idx`, from shared memory. `pairs` of strips: 1, 2 or
+    4."""
     lane = cute.arch.lane_idx()
-    stride, half = REGION * cta.cfg.cluster, FEW_SPLITS // 2
-    first = Strips(
-        cta.g.mO_partial.iterator + (share.region + 128 * strip + 4 * lane),
-        own.address + (strip - share.first) * 512 + lane * 16,
-        share.splits,
-        pick(own.count > 0, split_idx, Int32(-1)),
-    )
-    # of those from the fourth on split 0 is the fourth, or the first again
-    second = Strips(
-        first.far + pick(wide, Int32(128 * PAIR), Int32(half * stride)),
-        first.near + pick(wide, Int32(512 * PAIR), Int32(0)),
-        pick(wide, first.splits, first.splits - half),
-        pick(wide | (first.own < 0), first.own, first.own - half),
-    )
-    return [load_two(at, i, stride) for at in (first, second) for i in range(half)]
+    stride = REGION * cta.cfg.cluster
+    far = cta.g.mO_partial.iterator + (share.region + 128 * strip + 4 * lane)
+    near = own.address + (strip - share.first) * 512 + lane * 16
+    mine = pick(own.count > 0, split_idx, Int32(-1))
+    parts = []
+    for quarter in range(FEW_SPLITS // 2):
+        pair, split = quarter_of(quarter, pairs)
+        at = Strips(
+            far + (pair * (128 * PAIR) + split * stride),
+            near + pair * (512 * PAIR),
+            share.splits - split,
+            mine - split,
+        )
+        parts += [load_two(at, i, stride) for i in range(2)]
+    return parts
+
+
+def quarter_of(quarter: int, pairs: Int32):
+    """The pair of strips and the first split of a quarter of the loads."""
+    pair = pick(pairs == 4, Int32(quarter), pick(pairs == 2, Int32(quarter // 2), Int32(0)))
+    split = pick(pairs == 2, Int32(2 * (quarter % 2)), Int32(2 * quarter))
+    return pair, pick(pairs == 4, Int32(0), split)
 
 
 def load_two(at: Strips, split: int, stride: int):
@@ -142,7 +151,7 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
 @cute.jit
 def add_strips(acc: cute.Tensor, factors: cute.Tensor, parts: cute.Tensor) -> None:
     """`acc` plus two strips of each split of `parts`, times the `factors` of the thread's rows."""
-    for i in cutlass.range_constexpr(cute.size(factors, mode=[1])):
+    for i in cutlass.range_constexpr(cute.size(parts, mode=[2])):
         for c in cutlass.range_constexpr(PAIR):
             v = unpack(cute.recast_tensor(parts[None, c, i], Float16))
             for e in cutlass.range_constexpr(8):
@@ -169,37 +178,46 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     tid, _, _ = cute.arch.thread_idx()
     lane = cute.arch.lane_idx()
     half = FEW_SPLITS // 2
-    wide = share.splits <= half
-    width = pick(wide, Int32(2 * PAIR), Int32(PAIR))
+    splits = cute.arch.make_warp_uniform(share.splits)
+    pairs = pick(splits <= half, Int32(2), Int32(1))
+    pairs = pick(splits <= half // 2, Int32(4), pairs)
+    width = pairs * PAIR
     end = share.first + share.count
     w = cute.arch.make_warp_uniform(merging_warp(cfg, tid))
     for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
         if const_expr(cfg.fp8):  # whose PV warp groups lack a register
             strip = cute.arch.make_warp_uniform(strip)
-        parts = load_strips(cta, share, own, work.split_idx, strip, wide)
+        parts = load_strips(cta, share, own, work.split_idx, strip, pairs)
         values = load_row_values(cta, share, strip)
         row = 16 * (strip >> 5) + lane // 4
         column = (strip & 31) * 16
         factors = row_factors(cta, g, work, values, row, strip)
-        now, later = pieces_of(parts[:half]), pieces_of(parts[half:])
-        weights, others = factors_of(factors, 0), factors_of(factors, half)
+        parts = [pieces_of(parts[i : i + 2]) for i in range(0, FEW_SPLITS, 2)]
+        now, behind, later, last = parts
+        weights = [factors_of(factors, i) for i in range(0, FEW_SPLITS, 2)]
         acc = cute.make_rmem_tensor(8 * PAIR, Float32)
         acc.fill(0.0)
-        # one copy of the code for both turns: it runs once a launch, and is fetched for that
-        for turn in cutlass.range(2, unroll=1):
-            add_strips(acc, weights, now)
-            if const_expr(not cfg.pieces):  # whose slots others fill in the same launch
-                if turn == 1:  # all partials are in registers
-                    for merged in cutlass.range(strip, strip + width, unroll=1):
-                        discard_strip(cta, share.region + 128 * merged, share.splits)
-            if wide | (turn == 1):
+        turns = pick(pairs == half, Int32(half), Int32(2))
+        # one copy of the code for all turns: it runs once a launch, and is fetched for that
+        for turn in cutlass.range(turns, unroll=1):
+            add_strips(acc, weights[0], now)
+            if pairs < half:
+                add_strips(acc, weights[1], behind)
+            if (pairs > 1) | (turn == 1):
                 store_strips(cta, acc, work, row, column)
                 acc.fill(0.0)
                 column = column + 16 * PAIR
-            # with up to four splits, sums of their other strips; else of the other splits
-            now.store(later.load())
-            if not wide:
-                weights.store(others.load())
+            if (pairs == half) & (turn & 1 == 0):
+                now.store(behind.load())
+            else:  # other strips, or the splits from the fifth on
+                now.store(later.load())
+                behind.store(last.load())
+            if pairs == 1:
+                weights[0].store(weights[2].load())
+                weights[1].store(weights[3].load())
+        if const_expr(not cfg.pieces):  # whose slots others fill in the same launch
+            cute.arch.sync_warp()  # all lanes have read the strips
+            discard_strips(cta, share.region + 128 * strip, width, splits, lane, 32)
 
 
 def pieces_of(parts):
@@ -213,10 +231,9 @@ def pieces_of(parts):
 
 
 def factors_of(factors, first):
-    """Factors of the thread's two rows in the splits from `first` on, [2, splits]."""
-    half = FEW_SPLITS // 2
-    found = cute.make_rmem_tensor((2, half), Float32)
+    """Factors of the thread's two rows in two splits from `first` on, [2, splits]."""
+    found = cute.make_rmem_tensor((2, 2), Float32)
     for h in range(2):
-        for i in range(half):
+        for i in range(2):
             found[h, i] = factors[h][first + i]
     return found

@@ -4,8 +4,8 @@ Both protocols end here: cooperative (`swap_ab_cooperative`: partials complete b
 LL (`swap_ab_ll`: words are polled until they arrive). The loads of the first partials are in flight
 while the weights are computed.
 
-Lines of partials are discarded once a warp has them in registers, as in `keep_ab_cooperative`;
-those of the LL protocol are not, as their words are 0 between launches.
+Lines of partials are discarded behind the stores of results, as in `keep_ab_cooperative`; those of
+the LL protocol are not, as their words are 0 between launches.
 
 A slice is a multiple of 8 fragments. In the merge of many splits up to 256 fragments are in work at
 once: `width` threads take neighbouring fragments, 256 / width of them the splits of one fragment in
@@ -186,8 +186,6 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             waiting = missing_few(c, part, r, m, base)
         if const_expr(c.split_merge == SplitMerge.LL):
             clear_few(c, g, r, m, base)
-        else:
-            discard_few(c, g, r, m, base)
         tables = weight_table(s, Int32(0))
         for i in cutlass.range_constexpr(rounds_of(c)):
             fragment = base + i * CONSUMER_THREADS + fresh_thread()
@@ -205,6 +203,8 @@ def merge_few(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
             for h in cutlass.range_constexpr(c.fragment_values // 4):
                 at_column = column + 64 * h
                 store_fragment(c, g, r.out_row, acc[None, h], rows, row, at_column, lane)
+        if const_expr(c.split_merge != SplitMerge.LL):
+            discard_few(c, g, r, m, base)
 
 
 @cute.jit
@@ -310,8 +310,8 @@ def merge_many(c: cutlass.Constexpr, g: Any, s: Any, r: Any, m: Slice):
                 waiting = missing_batch(c, part, t)
             add_batch(c, g, acc, part, t, weights)
         t = ThreadSplits(at, partial, num_splits, first, step)
-        discard_many(c, g, r, t, inside & m.live)
         store_merged(c, g, s, r, m, acc, t, shift, r.rows if inside else Int32(0))
+        discard_many(c, g, r, t, inside & m.live)
 
 
 @cute.jit

@@ -65,3 +65,11 @@ def test_short_requests_share_a_worker_and_long_ones_are_split() -> None:
         (1, 0, 2), (1, 1, 2), (0, 0, 1), (3, 0, 1), (4, 0, 1), (6, 0, 1), (7, 0, 1), (9, 0, 1),
     ]  # fmt: skip
     assert [run[1:] for run in runs] == [[]] * 5 + [[(2, 0, 1)], [(5, 0, 1)], [(8, 0, 1)]]
+
+
+def test_the_last_of_three_rounds_goes_to_the_least_loaded() -> None:
+    """Of 4 bundles, with loads of 31, 30, 29 and 28 blocks after two rounds."""
+    dealt = deal(np.array([20, 18, 16, 14, 10, 9, 8, 7, 3, 2]), 4, 1 << 30)
+    assert dealt is not None and dealt.item.tolist() == list(range(10))
+    assert dealt.bundle.tolist() == [0, 1, 2, 3, 3, 2, 1, 0, 3, 2]
+    assert dealt.load == 33

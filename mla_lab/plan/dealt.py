@@ -7,7 +7,8 @@ gets a long one with a short one.
 For a *target* X, an item of n blocks with n + WHOLE <= X stays whole and costs n + WHOLE. Of others
 k = max(2, ceil(n / (X - SPLIT))) even pieces are made, which cost ceil(n / k) + SPLIT each. Pieces
 stand by falling cost, of equal cost by item and piece; the one in place r has *rank* r. Bundle i of
-P takes rank t P + i in round t = 0, 2, ... and rank t P + P - 1 - i in round t = 1, 3, ...
+P takes rank t P + i in round t = 0, 2, ... and rank t P + P - 1 - i in round t = 1, 3, ...; of more
+than two rounds the last is taken by rising load, of equal load by bundle.
 
 The cost of all pieces for a target, before their blocks are rounded up, is
 
@@ -103,6 +104,10 @@ def _dealt(blocks: np.ndarray, target: int, bundles: int) -> Dealt | None:
     begin = np.cumsum(pieces[order]) - pieces[order]
     turn, at = np.divmod(np.arange(total), bundles)
     bundle = np.where(turn % 2, bundles - 1 - at, at)
+    if rounds > 2:
+        last = turn == rounds - 1
+        load = np.bincount(bundle[~last], weights=cost[item[~last]])
+        bundle[last] = np.argsort(load, kind="stable")[: last.sum()]
     load = np.bincount(bundle, weights=cost[item])
     split = np.arange(total) - np.repeat(begin, pieces[order])
     return Dealt(item, split, bundle, pieces, int(load.max()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Int32, Uint32
 
 from ...plan.dealt import (
     GAIN,
@@ -34,6 +34,7 @@ from .self_schedule import (
     Batch,
     Requests,
     Totals,
+    ceil_by,
     pack,
     scan,
     select,
@@ -44,6 +45,8 @@ from .self_schedule import (
 #: cost lacks of MOST_COST, so that words rise where costs fall
 PIECE_BITS, ITEM_BITS, MOST_COST = 9, 17, (1 << 14) - 1
 PIECE, REQUEST = (1 << PIECE_BITS) - 1, (1 << (ITEM_BITS - PIECE_BITS)) - 1
+#: bits of a bundle's number, below its load
+BUNDLE_BITS = 8
 #: of a lane's place without a request, behind all others: no pieces
 NONE = 0x7FFFFFFF - PIECE
 #: lanes that stand for one round each, in `dealt_words`
@@ -52,21 +55,17 @@ ROUNDS = 1 | 1 << WORDS | sum(1 << lane for lane in range(MIDDLE, MIDDLE + MOST_
 
 @dataclass(frozen=True)
 class Dealt:
-    """What was dealt: the target, or 0 where nothing was, and how many pieces."""
+    """What was dealt: the target, or 0 where nothing was, how many pieces, and the rank of the
+    worker's bundle in the last round."""
 
     target: Int32
     pieces: Int32
-
-
-def ceil_of(blocks: Int32, divisor: Int32) -> Int32:
-    """ceil(blocks / divisor), exact as in `self_schedule.even_pieces`."""
-    inverse = Float32(cute.arch.rcp_approx(Float32(divisor)))
-    return Int32(Float32(blocks) * inverse + (Float32(1.0) - Float32(0.5) * inverse))
+    last: Int32
 
 
 def pieces_for(blocks: Int32, target: Int32) -> Int32:
     """Pieces of an item."""
-    split = cutlass.max(ceil_of(blocks, target - SPLIT), Int32(2))
+    split = cutlass.max(ceil_by(target - SPLIT)(blocks), Int32(2))
     return select(blocks + WHOLE <= target, Int32(1), split)
 
 
@@ -89,7 +88,7 @@ def make_keys(r: Requests, target: Int32):
     for c in cutlass.range_constexpr(HELD):
         blocks, pieces = r.blocks[c], pieces_for(r.blocks[c], target)
         own = select(pieces == 1, Int32(WHOLE), Int32(SPLIT))
-        key = (MOST_COST - own - ceil_of(blocks, pieces)) << ITEM_BITS
+        key = (MOST_COST - own - ceil_by(pieces)(blocks)) << ITEM_BITS
         key = key | (first + c) << PIECE_BITS | pieces
         there = r.tiles[c] > 0
         r.sizes[c] = select(there, key, Int32(NONE))
@@ -164,23 +163,44 @@ def rank_of(part: Int32, turn: Int32, bundles: Int32) -> Int32:
     return turn * bundles + select((turn & 1) == 1, bundles - 1 - part, part)
 
 
+def cost_of_rank(pieces: Int32, rank: Int32, there, scratch: cute.Pointer) -> Int32:
+    """Cost of the piece of a rank, 0 where there is none."""
+    left = select(there, pieces - rank, Int32(0))
+    word = load_where(scratch + rank, 0, left, 0)
+    return select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
+
+
 @cute.jit
-def greatest_load(pieces: Int32, bundles: Int32, scratch: cute.Pointer):
-    """Of any bundle, a lane adding up every 32nd one; all words of a round in one latency."""
+def greatest_load(pieces: Int32, part: Int32, bundles: Int32, scratch: cute.Pointer):
+    """Of any bundle, a lane adding up every 32nd one, all words of a round in one latency; and the
+    rank of bundle `part` in the last round."""
     lane, loads = cute.arch.lane_idx(), cute.make_rmem_tensor(HELD, Int32)
-    for c in cutlass.range_constexpr(HELD):
-        loads[c] = Int32(0)
+    loads.fill(0)
     rounds = Int32(Uint32(pieces + bundles - 1) // Uint32(bundles))
-    for turn in cutlass.range(rounds, unroll=1):
+    by_load = rounds > 2
+    for turn in cutlass.range(rounds - select(by_load, Int32(1), Int32(0)), unroll=1):
         for c in cutlass.range_constexpr(HELD):
-            rank = rank_of(lane + 32 * c, turn, bundles)
-            left = select(lane + 32 * c < bundles, pieces - rank, Int32(0))
-            word = load_where(scratch + rank, 0, left, 0)
-            loads[c] = loads[c] + select(word > 0, MOST_COST - (word >> ITEM_BITS), Int32(0))
+            bundle = lane + 32 * c
+            rank = rank_of(bundle, turn, bundles)
+            loads[c] = loads[c] + cost_of_rank(pieces, rank, bundle < bundles, scratch)
+    last = rank_of(part, rounds - 1, bundles)
+    if by_load:
+        last = Int32(0)
+        for c in cutlass.range_constexpr(HELD):
+            bundle = lane + 32 * c
+            loads[c] = select(bundle < bundles, loads[c] << BUNDLE_BITS | bundle, Int32(NONE))
+        sort(loads)
+        for c in cutlass.range_constexpr(HELD):
+            there, bundle = loads[c] < NONE, loads[c] & ((1 << BUNDLE_BITS) - 1)
+            rank = (rounds - 1) * bundles + lane * HELD + c
+            last = select(there & (bundle == part), rank, last)
+            cost = cost_of_rank(pieces, rank, there, scratch)
+            loads[c] = select(there, (loads[c] >> BUNDLE_BITS) + cost, Int32(0))
+        last = Int32(cute.arch.warp_redux_sync(last, "max"))
     most = loads[0]
     for c in cutlass.range_constexpr(1, HELD):
         most = cutlass.max(most, loads[c])
-    return Int32(cute.arch.warp_redux_sync(most, "max"))
+    return Int32(cute.arch.warp_redux_sync(most, "max")), last
 
 
 @cute.jit
@@ -197,11 +217,13 @@ def first_target(t: Totals, bundles: Int32, price: Int32, r: Requests):
 
 
 @cute.jit
-def deal(t: Totals, bundles: Int32, price: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
+def deal(t: Totals, place: tuple, price: Int32, r: Requests, scratch: cute.Pointer) -> Dealt:
     """Pieces of the only group of requests, stored by rank for the target that was dealt last; no
-    target where they cost `price` or more."""
+    target where they cost `price` or more. `place` as of `dealt_words`."""
+    part, bundles, _, _ = place
     target = first_target(t, bundles, price, r)
-    end, dealt, load, pieces = select(target > 0, target + TRIED, Int32(0)), *[Int32(0)] * 3
+    end, dealt, load = select(target > 0, target + TRIED, Int32(0)), *[Int32(0)] * 2
+    pieces, last = Int32(0), Int32(0)
     while target < end:
         most, cost = make_keys(r, target)
         most = Int32(cute.arch.warp_redux_sync(most, "max"))
@@ -210,11 +232,11 @@ def deal(t: Totals, bundles: Int32, price: Int32, r: Requests, scratch: cute.Poi
             if most <= MOST_SPLITS:
                 pieces = rank_pieces(r.sizes, most, scratch)
                 if pieces <= cutlass.min(MOST_ROUNDS * bundles, MOST_PIECES):
-                    load = greatest_load(pieces, bundles, scratch)
+                    load, last = greatest_load(pieces, part, bundles, scratch)
             enough = select(t.items > bundles, price - 1, target)
             end = select(load <= enough, target, end)
         target = target + 1
-    return Dealt(select((load > 0) & (load < price), dealt, Int32(0)), pieces)
+    return Dealt(select((load > 0) & (load < price), dealt, Int32(0)), pieces, last)
 
 
 @cute.jit
@@ -224,7 +246,8 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     part, bundles, row_tile, row_tiles = place
     lane = cute.arch.lane_idx()
     turn = select(lane < 2 * WORDS, lane // WORDS, lane - (MIDDLE - 2))
-    rank = rank_of(part, turn, bundles)
+    rounds = Int32(Uint32(d.pieces + bundles - 1) // Uint32(bundles))
+    rank = select(turn + 1 == rounds, d.last, rank_of(part, turn, bundles))
     there = (part < bundles) & (turn >= 0) & (lane != MIDDLE - 1) & (lane != MIDDLE - 2)
     left = select(there, d.pieces - rank, Int32(0))
     word = load_where(scratch + rank, 0, left, 0)

@@ -43,12 +43,12 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     part = Int32(Uint32(worker) // Uint32(t.row_tiles))
     place = (part, bundles, worker - part * t.row_tiles, t.row_tiles)
     line = line_of(b, t, bundles, r)
-    dealt = Dealt(Int32(0), Int32(0))
+    dealt = Dealt(Int32(0), Int32(0), Int32(0))
     if const_expr(b.deals):
         shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
         small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
         if shares & small:
-            dealt = deal(t, bundles, line.price, r, scratch)
+            dealt = deal(t, place, line.price, r, scratch)
     words = Int32(0)
     if dealt.target > 0:
         words = dealt_words(b, dealt, place, scratch)

@@ -26,6 +26,7 @@ All tiles between are whole. A plan row's words are those of `plan.tile.WorkTile
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,8 +177,9 @@ def row_tiles_of(b: Batch, rows: Int32) -> Int32:
 
 
 @cute.jit
-def load_group(b: Batch, base: Int32, r: Requests):
-    """Blocks and row tiles of the lane's requests of the group from `base` on."""
+def load_group(b: Batch, base: Int32, r: Requests, takes: cutlass.Constexpr = None):
+    """Blocks and row tiles of the lane's requests of the group from `base` on; of so many rows that
+    the launch `takes` them."""
     first = base + cute.arch.lane_idx() * HELD
     left = b.seq_lens.shape[0] - first
     lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
@@ -185,8 +187,9 @@ def load_group(b: Batch, base: Int32, r: Requests):
     for c in cutlass.range_constexpr(HELD):
         kv_len = load_where(lens, c, left, c)
         next_token = load_where(begin, c + 1, left, c)
-        tiles = row_tiles_of(b, (next_token - token) * b.heads)
-        r.tiles[c] = select(left > c, tiles, Int32(0))
+        rows = (next_token - token) * b.heads
+        there = left > c if takes is None else (left > c) & takes(rows)
+        r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
         r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
         token = next_token
 
@@ -222,17 +225,21 @@ def items_of(bundled: Int32, tiles: Int32) -> Int32:
     return select(bundled == 1, cutlass.min(tiles, 1), tiles)
 
 
+def ceil_by(divisor: Int32) -> Callable[[Int32], Int32]:
+    """blocks -> ceil(blocks / divisor), of a reciprocal within 2**-22, for up to 2**20 blocks: what
+    is added lies half of 1 / divisor below 1, farther from either whole number than the product may
+    be off."""
+    inverse = Float32(cute.arch.rcp_approx(Float32(divisor)))
+    up = Float32(1.0) - Float32(0.5) * inverse
+    return lambda blocks: Int32(Float32(blocks) * inverse + up)
+
+
 @cute.jit
 def even_pieces(t: Totals, r: Requests, even: Int32):
-    """How many even pieces there are with L = `even`; `r.sizes` are those of each request.
-
-    ceil(blocks / L) of a reciprocal within 2**-22, for up to 2**20 blocks: what is added lies half
-    of 1 / L below 1, farther from either whole number than the product may be off.
-    """
-    inverse = Float32(cute.arch.rcp_approx(Float32(even)))
-    up, count = Float32(1.0) - Float32(0.5) * inverse, Int32(0)
+    """How many even pieces there are with L = `even`; `r.sizes` are those of each request."""
+    sizes_of, count = ceil_by(even), Int32(0)
     for c in cutlass.range_constexpr(HELD):
-        r.sizes[c] = Int32(Float32(r.blocks[c]) * inverse + up)
+        r.sizes[c] = sizes_of(r.blocks[c])
         count = count + items_of(t.bundled, r.tiles[c]) * r.sizes[c]
     return total(count)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_stream
 
 from ..plan.config import KernelConfig
+from .common.launch_arguments import tensor
 from .registry import CuteEntry
 
 
@@ -27,5 +28,5 @@ def _launch(mX: cute.Tensor, stream) -> None:  # type: ignore[no-untyped-def]
 
 def entry(config: KernelConfig) -> CuteEntry:
     """Arguments: x fp32 [n], never touched."""
-    x = make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),), stride_order=(0,))
+    x = tensor(cutlass.Float32, 4, None)
     return CuteEntry(_launch, (x, make_fake_stream(use_tvm_ffi_env_stream=True)), "empty")

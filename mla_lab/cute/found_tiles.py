@@ -12,10 +12,11 @@ from dataclasses import replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_stream
 
 from ..plan.config import KernelConfig
 from .common.fixed_pieces import Before
+from .common.launch_arguments import tensor
 from .common.self_schedule import WORDS, Batch
 from .common.worker_plan import open_plan, plan_of, tile_words
 from .registry import CuteEntry
@@ -73,15 +74,9 @@ def entry(config: KernelConfig) -> CuteEntry:
     [batch + 1], tiles [n, 8] and schedule as of `worker_plan.open_plan`, rows [workers, most, 8]
     and counts [workers], which are written, all int32; heads, q_len (0: see q_begin), packed costs,
     tile_rows."""
-    ranks = (1, 1, 2, 1, 3, 1)
-    tensors = [_int32(rank) for rank in ranks]
+    shapes = ((None,), (None,), (None, WORDS), (None,), (None, None, WORDS), (None,))
+    tensors = [tensor(Int32, 4, *shape) for shape in shapes]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     launch = _launch_single if config.option("single") else _launch
     launch = _launch_pieces if config.option("pieces") else launch
     return CuteEntry(launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
-
-
-def _int32(rank: int) -> cute.Tensor:
-    shape = tuple(WORDS if rank > 1 and i == rank - 1 else cute.sym_int() for i in range(rank))
-    order = tuple(reversed(range(rank)))
-    return make_fake_compact_tensor(cutlass.Int32, shape, stride_order=order)

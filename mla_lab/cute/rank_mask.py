@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_stream
 
 from ..plan.config import KernelConfig
+from .common.launch_arguments import tensor
 from .common.ptx_sm90 import pick
 from .registry import CuteEntry
 
@@ -115,12 +116,7 @@ def entry(config: KernelConfig) -> CuteEntry:
     words of 32 bits], which are written; world, rank, q_len, words of a row of the callers' masks,
     columns."""
     batch = cute.sym_int()
-    shapes = [(batch,), (batch,), (cute.sym_int(),), (cute.sym_int(),), (batch,)]
-    tensors = [_int32(shape) for shape in (*shapes, (cute.sym_int(), cute.sym_int()))]
+    shapes = [(batch,), (batch,), (None,), (None,), (batch,), (None, None)]
+    tensors = [tensor(Int32, 4, *shape) for shape in shapes]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return CuteEntry(_launch, (*tensors, *[Int32(0)] * 5, stream), "rank_mask")
-
-
-def _int32(shape: tuple) -> cute.Tensor:
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(cutlass.Int32, shape, stride_order=order)

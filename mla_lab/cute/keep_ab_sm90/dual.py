@@ -58,6 +58,13 @@ def traits(cfg: Config) -> Traits:
     return replace(traits_of(config), linear=True)
 
 
+#: operands that both mainloops take as they are
+SHARED = (
+    *("mO", "mLSE", "counters", "block_table", "seq_lens", "q_begin", "heads", "scale_log2"),
+    *("out_scale", "q_len", "cache"),
+)
+
+
 @cute.jit
 def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll_partials: cute.Tensor):
     """Operands, MMAs and layouts of swap_ab, from those of keep_ab and the workspace of the LL
@@ -74,21 +81,11 @@ def operands(cfg: cutlass.Constexpr[Config], g: Globals, q: cute.Tensor, ll_part
     swap = SwapGlobals(
         *q_tma(c, q, q_layout),
         *kv_tma(c, g.cache, atom),
-        mO=g.mO,
-        mLSE=g.mLSE,
         mO_partial=cute.make_tensor(ll_partials.iterator, partials),
         mLSE_partial=cute.make_tensor((ll_partials.iterator + slots * row).align(16), stats),
-        counters=g.counters,
-        block_table=g.block_table,
-        seq_lens=g.seq_lens,
-        q_begin=g.q_begin,
-        heads=g.heads,
-        scale_log2=g.scale_log2,
-        out_scale=g.out_scale,
         num_splits=num_splits,
         row_tiles=row_tiles,
-        q_len=g.q_len,
-        cache=g.cache,
+        **{name: getattr(g, name) for name in SHARED},
     )
     return swap, tiled_mmas(c), q_layout, k_layout
 

@@ -109,46 +109,38 @@ def unit_of_tile(cta: Cta, tile: Tile):
 
 @cute.jit
 def online_softmax_step(
-    cta: Cta, acc, scale, rows: RowState, stage, on_word: cutlass.Constexpr[Callable]
+    cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: cutlass.Constexpr[Callable]
 ):
     """fp16 weights relative to a row max that rarely moves, to shared memory. Calls `on_word` with
     the number of each finished word."""
-    cfg, s = cta.cfg, cta.s
+    cfg, stage = cta.cfg, tile.stage
     lift, inverse = (Float32(0.0), Float32(1.0))
     if const_expr(cfg.kv_656):
-        lift, inverse = kv_656.unit_of(float_bits((s.kv_656.units + stage).load()))
-    below = [rows.row_max[h] - lift for h in range(2)] if const_expr(cfg.kv_656) else rows.row_max
+        lift, inverse = kv_656.unit_of(float_bits((cta.s.kv_656.units + stage).load()))
+    low = below(cta, rows, lift)
     over = cute.arch.fmax(
-        thread_row_max(acc, 0) * scale[0] - below[0], thread_row_max(acc, 1) * scale[1] - below[1]
+        thread_row_max(acc, 0) * scale[0] - low[0], thread_row_max(acc, 1) * scale[1] - low[1]
     )
     tid = fresh_thread()
     lane, row = tid & 31, first_row(tid)
-    rescale = s.sRescale[None, stage]
+    rescale = cta.s.sRescale[None, stage]
     if cute.arch.vote_any_sync(over > Float32(WEIGHT_LOG2 + cfg.rescale_log2)):
         raise_row_max(cta, scale, acc, rows, rescale, row, lane, lift)
     else:
         store_row_values(rescale, row, lane, (Float16(1.0), Float16(1.0)))
-    first_at = matrix_row(Int32(s.sKV.iterator.toint()) + ROPE_BOX * BOX)
-    first_at = first_at + stage * cfg.stage_bytes
-    if const_expr(cfg.kv_656):
-        rest_at = first_at + BOX
-        below = [rows.row_max[h] - lift for h in range(2)]
-    else:
-        rest_at = matrix_row(Int32(s.sP_rest.iterator.toint())) + stage * BOX
-        below = rows.row_max
+    places, low = places_of_p(cta, tile), below(cta, rows, lift)
     for step in cutlass.range_constexpr(4):
         sums: list[Any] = []
 
         def keep(h, x, sums=sums):
             sums.append(x)
 
-        words = weights_of_step(acc, scale, below, step, on_word, keep)
+        words = weights_of_step(acc, scale, low, step, on_word, keep)
         for h in cutlass.range_constexpr(2):
             total = sums[h] + sums[2 + h]
             total = total * inverse if const_expr(cfg.kv_656) else total
             rows.row_sum[h] = rows.row_sum[h] + total
-        at = first_at if const_expr(step < 2) else rest_at
-        stmatrix_x4(at ^ (32 * (step % 2)), 0, words)
+        stmatrix_x4(places[step // 2] ^ (32 * (step % 2)), 0, words)
 
 
 def rescale_of(cta: Cta, tile: Tile):
@@ -185,4 +177,4 @@ def softmax_step(cta: Cta, acc, scale, rows: RowState, tile: Tile, on_word: Call
     if cta.cfg.optimistic:
         optimistic_softmax_step(cta, acc, scale, rows, tile, on_word)
     else:
-        online_softmax_step(cta, acc, scale, rows, tile.stage, on_word)
+        online_softmax_step(cta, acc, scale, rows, tile, on_word)

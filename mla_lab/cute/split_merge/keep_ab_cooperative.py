@@ -5,9 +5,9 @@ tile contributes to its own share stays in its shared memory; the strips of the 
 there whole, into the free ring, with all copies in flight at once. Weights are computed from the
 lse under those copies; partials are added in split order, in fp32. The launch is cooperative: after
 its last tile a CTA waits here for others, so all of them must be resident. Up to eight partials are
-summed without shared memory (`keep_ab_registers`).
+summed without shared memory (`keep_ab_few_splits`).
 
-The strips that a merge has read are discarded (`discard_strips`): 64 KB a CTA, up to 8.6 MB a
+The strips that a merge has read are discarded (`discard_strip`): 64 KB a CTA, up to 8.6 MB a
 launch, which the next kernels would have to write to memory before their own data fit into L2. In a
 step that takes 1 to 3 us off (H200, 2026-11-27, `data/notes/kernel_attempts.jsonl`). Results are
 stored first: a discard ahead of them delays them by up to 0.5 us (H200, 2026-11-30, there).
@@ -45,16 +45,19 @@ from ..rows_on_m.params import PV_BARRIER, RECORDS, Config, Cta, Work
 from ..rows_on_m.profile import profile_event
 from ..rows_on_m.work_records import read_work, record
 from .keep_ab_combine import MergeShare, smem, sum_from_global, sum_pairs, sum_strips
+from .keep_ab_few_splits import sum_few_splits
 from .keep_ab_partials import (
     REGION,
     ROW_WORDS,
     THREADS,
     UNITS,
     UNITS_PER_STRIP,
+    WARPS,
     OwnStrips,
-    discard_strips,
+    discard_strip,
+    merging_warp,
 )
-from .keep_ab_registers import FEW_SPLITS, sum_in_registers
+from .keep_ab_registers import FEW_SPLITS
 
 #: up to so many splits a warp takes whole strips; beyond, a thread takes two columns of a row, so
 #: that short shares still occupy all warps
@@ -231,9 +234,9 @@ def merge_in_ring(cta: Cta, work: Work, share: MergeShare, rows_path, strips_pat
         sum_strips(cta, work, share)
     else:
         sum_pairs(cta, work, share)
-    first = share.region + 128 * share.first
     tid, _, _ = cute.arch.thread_idx()
-    discard_strips(cta, first, share.count, share.splits, tid % THREADS, THREADS)
+    for strip in cutlass.range(merging_warp(cta.cfg, tid), share.count, WARPS, unroll=1):
+        discard_strip(cta, share.region + 128 * (share.first + strip), share.splits)
 
 
 def counter_of(cta: Cta, work, rank):
@@ -308,7 +311,7 @@ def merge(cta: Cta, index, keeps: cutlass.Constexpr[bool] = False, live: Any = T
         if const_expr(cfg.dual):  # whose launches have one split row tile a CTA: it fits
             merge_in_ring(cta, work, share, rows_path, strips_path, own, live)
         elif few:
-            sum_in_registers(cta, work, share, own)
+            sum_few_splits(cta, work, share, own)
         elif fits_ring(cfg, share):
             merge_in_ring(cta, work, share, rows_path, strips_path, own, live)
         else:

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
-from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, ptx, small_quotient
+from ..common.ptx_sm90 import add, butterfly, discard_line, fresh_thread, pack2, ptx
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta, Work
 from .fp16_range import scales_within
@@ -55,16 +55,23 @@ class OwnStrips:
 
 
 @cute.jit
-def discard_strips(
-    cta: Cta, first: Int32, count: Int32, splits: Int32, thread: Int32,
-    threads: cutlass.Constexpr[int],
-):  # fmt: skip
-    """`count` strips of each split, from fp32 word `first` of `partial_out` on in split 0, by so
-    many threads, which have all read them. Four threads take the four lines of a strip."""
-    line = cta.g.mO_partial.iterator + (first + 32 * (thread % 4))
-    for i in cutlass.range(thread // 4, splits * count, threads // 4, unroll=1):
-        split = small_quotient(i, count)
-        strip = i - split * count
+def discard_strip(cta: Cta, first: Int32, splits: Int32):
+    """A strip that all lanes have read, fp32 word `first` of `partial_out` in split 0, and those of
+    the other splits. Four lanes take the four lines of a split's strip."""
+    lane = cute.arch.lane_idx()
+    line = cta.g.mO_partial.iterator + (first + 32 * (lane % 4))
+    for split in cutlass.range(lane // 4, splits, 8, unroll=1):
+        discard_line(line + split * (REGION * cta.cfg.cluster))
+
+
+@cute.jit
+def discard_strips(cta: Cta, first: Int32, log2_strips: Int32, splits: Int32):
+    """As `discard_strip`, of 2**log2_strips strips that follow each other."""
+    lane = cute.arch.lane_idx()
+    line = cta.g.mO_partial.iterator + (first + 32 * (lane % 4))
+    for i in cutlass.range(lane // 4, splits << log2_strips, 8, unroll=1):
+        split = i >> log2_strips
+        strip = i - (split << log2_strips)
         discard_line(line + (split * (REGION * cta.cfg.cluster) + 128 * strip))
 
 

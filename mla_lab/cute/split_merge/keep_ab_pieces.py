@@ -19,8 +19,9 @@ from ..rows_on_m.params import PV_BARRIER, Cta, Work
 from ..rows_on_m.work_records import read_work
 from .keep_ab_combine import sum_from_global
 from .keep_ab_cooperative import merge_share
+from .keep_ab_few_splits import sum_few_splits
 from .keep_ab_partials import OwnStrips, store_fragment
-from .keep_ab_registers import FEW_SPLITS, sum_in_registers
+from .keep_ab_registers import FEW_SPLITS
 from .piece_flags import mark_read, mark_written, wait_for_pieces, wait_until_free
 
 
@@ -59,7 +60,7 @@ def merge_piece(cta: Cta, index: Int32):
         wait_for_pieces(cta.g.counters, first, splits, work.group)
     PV_BARRIER.sync()
     if splits <= FEW_SPLITS:
-        sum_in_registers(cta, work, share, no_strips())
+        sum_few_splits(cta, work, share, no_strips())
     else:
         sum_from_global(cta, work, share)
     PV_BARRIER.sync()

@@ -63,8 +63,8 @@ def row_values(rows, scales, splits, split: int, cluster: int):
 
 @dataclass(frozen=True)
 class Strips:
-    """Where a thread finds two strips of two splits: split i lies i partials behind `far`, if it is
-    below `splits`; the own one, number `own`, at `near` in shared memory."""
+    """Where a thread finds two strips of some splits: split i lies i partials behind `far`, if it
+    is below `splits`; the own one, number `own`, at `near` in shared memory."""
 
     far: cute.Pointer
     near: Int32
@@ -179,8 +179,9 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     lane = cute.arch.lane_idx()
     half = FEW_SPLITS // 2
     splits = cute.arch.make_warp_uniform(share.splits)
-    pairs = pick(splits <= half, Int32(2), Int32(1))
-    pairs = pick(splits <= half // 2, Int32(4), pairs)
+    log2_pairs = pick(splits <= half, Int32(1), Int32(0))
+    log2_pairs = pick(splits <= half // 2, Int32(2), log2_pairs)
+    pairs = Int32(1) << log2_pairs
     width = pairs * PAIR
     end = share.first + share.count
     w = cute.arch.make_warp_uniform(merging_warp(cfg, tid))
@@ -194,7 +195,7 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
         factors = row_factors(cta, g, work, values, row, strip)
         parts = [pieces_of(parts[i : i + 2]) for i in range(0, FEW_SPLITS, 2)]
         now, behind, later, last = parts
-        weights = [factors_of(factors, i) for i in range(0, FEW_SPLITS, 2)]
+        weights = [factors_of(factors, i, 2) for i in range(0, FEW_SPLITS, 2)]
         acc = cute.make_rmem_tensor(8 * PAIR, Float32)
         acc.fill(0.0)
         turns = pick(pairs == half, Int32(half), Int32(2))
@@ -217,7 +218,7 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
                 weights[1].store(weights[3].load())
         if const_expr(not cfg.pieces):  # whose slots others fill in the same launch
             cute.arch.sync_warp()  # all lanes have read the strips
-            discard_strips(cta, share.region + 128 * strip, width, splits, lane, 32)
+            discard_strips(cta, share.region + 128 * strip, log2_pairs + 1, splits)
 
 
 def pieces_of(parts):
@@ -230,10 +231,10 @@ def pieces_of(parts):
     return found
 
 
-def factors_of(factors, first):
-    """Factors of the thread's two rows in two splits from `first` on, [2, splits]."""
-    found = cute.make_rmem_tensor((2, 2), Float32)
+def factors_of(factors, first: int, count: int):
+    """Factors of the thread's two rows in `count` splits from `first` on, [2, splits]."""
+    found = cute.make_rmem_tensor((2, count), Float32)
     for h in range(2):
-        for i in range(2):
+        for i in range(count):
             found[h, i] = factors[h][first + i]
     return found

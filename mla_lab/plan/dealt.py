@@ -35,9 +35,10 @@ import numpy as np
 
 #: what a piece costs beside its blocks, in the time of one block: of an item that stays whole, and
 #: of one that is split, with its partial and its share of the merge. From 50 schedules of ten trace
-#: steps with 128 heads, whose times the greatest load of a CTA gives within 1.7 % (H200,
-#: 2026-11-29, `data/notes/kernel_attempts.jsonl`)
-WHOLE, SPLIT = 2, 5
+#: steps with 128 heads, whose times the greatest load of a CTA gives within 1.7 % with 2 and 5
+#: (H200, 2026-11-29); a merge of two splits takes 1.2 us less since, about a block's time (H200,
+#: 2026-11-30, `data/notes/kernel_attempts.jsonl`)
+WHOLE, SPLIT = 2, 4
 #: the least target, and how many are looked at
 LEAST, TRIED = WHOLE + SPLIT, 3
 #: of the least target, so that a piece's cost, its number in its item and the request fit into one

@@ -2,7 +2,7 @@
 
 The kernel reads no plan: request, row tile and piece are its block indices, and the piece's blocks
 follow from the request's length (policy "fixed", schedule "grid"). A CTA that merges waits for
-the partials of the other pieces, so all workers must be resident at once.
+the partials of the other pieces, so all CTAs of the grid have to be resident at once.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from mla_lab import trtllm_batch_decode_with_kv_cache_mla as decode
 from mla_lab.api import context_parallel
 from mla_lab.api.context_parallel import merge
 from mla_lab.backends import rank_kernels
 from mla_lab.bench.rank_steps import RankCases, measure
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
+from mla_lab.core.problem import Problem
+from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import merge_partials
 
 
@@ -127,6 +131,35 @@ def test_what_enters_the_merge_is_checked_before_anything_is_gathered(monkeypatc
     monkeypatch.setattr(context_parallel, "start_gather", lambda *_, **__: pytest.fail("gathered"))
     with pytest.raises(InvalidInput, match=f"{next(iter(more))}: got"):
         context_parallel.gather_and_merge(OUTS[0], LSES[0], **more)
+
+
+@pytest.mark.parametrize(
+    ("group", "says"), [(None, "group: got no process group"), (5, "group: got int")]
+)
+def test_without_a_group_nothing_is_gathered(group, says):
+    with pytest.raises((InvalidInput, InvalidType, Unsupported), match=says):
+        context_parallel.gather_and_merge(OUTS[0], LSES[0], group=group)
+
+
+def test_a_rank_s_own_results_are_named_as_the_call_does():
+    with pytest.raises(InvalidType, match=r"^out: got NoneType"):
+        context_parallel.gather_and_merge(None, LSES[0])
+
+
+def test_each_rank_of_a_sharded_call_has_results_of_its_own():
+    problem = Problem((2, 2), (70, 9), 4)
+    inputs = make_inputs(problem, 1, ("lse", "sinks"))
+    out, lse = decode(**inputs.contract_args())
+    given = replace(inputs, out=torch.zeros_like(out), lse=torch.zeros_like(lse))
+    ranks = context_parallel.shard(given, 2)
+    outs, lses = zip(*(decode(**rank.contract_args()) for rank in ranks), strict=True)
+    merged, _ = merge(outs, lses, sinks=inputs.sinks)
+    assert (merged - out).abs().max() < 0.02
+    assert torch.equal(given.out, torch.zeros_like(out))
+    with pytest.raises(Unsupported, match="the call of a rank"):
+        context_parallel.shard(ranks[0], 2)
+    with pytest.raises(InvalidType, match="rank: got float"):
+        context_parallel.shard_of(inputs, 2, 0.5)
 
 
 @pytest.fixture

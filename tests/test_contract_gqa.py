@@ -147,6 +147,12 @@ def test_xqa_s_ragged_queries() -> None:
         arguments.pop(name, None)
     arguments["q_len_per_req"] = most
     check(inputs, xqa_batch_decode_with_kv_cache(**arguments, q_cu_seq_lens=sums))
+    with pytest.raises(
+        InvalidInput, match=r"^q_len_per_req: got 1; supported: at least the longest"
+    ):
+        xqa_batch_decode_with_kv_cache(**arguments | {"q_len_per_req": 1}, q_cu_seq_lens=sums)
+    with pytest.raises(InvalidType, match=r"^q_cu_seq_lens: got torch\.int64"):
+        xqa_batch_decode_with_kv_cache(**arguments, q_cu_seq_lens=sums.long())
 
 
 def test_parameters_stand_in_flashinfer_s_order() -> None:

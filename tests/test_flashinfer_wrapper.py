@@ -160,6 +160,14 @@ def test_a_pool_without_pages_has_no_tokens() -> None:
     assert not out.any() and lse.isneginf().all()
 
 
+def test_a_step_without_a_query_token_is_told_by_the_run_s_names() -> None:
+    inputs = make_inputs(Problem((1, 1), (70, 9), 4), 1)
+    wrapper = planned(inputs, qo_indptr=torch.zeros(3, dtype=torch.int32))
+    q_nope, q_pe, *caches = halves(inputs)
+    with pytest.raises(InvalidInput, match=r"^q_nope and q_pe: got shape"):
+        wrapper.run(q_nope[:0], q_pe[:0], *caches)
+
+
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_scales_of_eight_bits(ratio: float) -> None:
     problem = replace(EQUAL, kv_format="e4m3")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from mla_lab.api import replay
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as call
@@ -461,3 +462,13 @@ def test_the_page_of_hostile_input_names_tests() -> None:
     assert len(named) > 40
     for file, test in named:
         assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), (file, test)
+
+
+@pytest.mark.parametrize("name", ["query", "kv_cache", "block_tables", "out"])
+def test_a_tensor_that_holds_others_is_refused_before_anything_runs(name: str) -> None:
+    named = make_inputs(Problem((1, 2), (70, 9), 4), 1).contract_args()
+    named["out"] = torch.ones(*named["query"].shape[:-1], 512, dtype=torch.bfloat16)
+    given = {**named, name: TwoTensor(named[name], named[name])}
+    with pytest.raises(Unsupported, match=f"{name}: got a TwoTensor, which holds other tensors"):
+        call(**given)
+    assert (named["out"] == 1).all()

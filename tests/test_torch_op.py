@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,18 @@ def test_a_plan_is_no_part_of_a_program() -> None:
     named = make_inputs(SMALL, 1).contract_args()
     with pytest.raises((Unsupported, torch._dynamo.exc.TorchDynamoException), match="plan"):
         traced(**named, plan=make_plan(SMALL))
+
+
+@pytest.mark.parametrize(
+    "more", [{"plan": make_plan(Problem((2, 2), (3000, 9), 16))}, {"bmm1_scale": np.float64(0.07)}]
+)
+def test_what_no_program_holds_runs_between_two(more: dict[str, Any]) -> None:
+    """NumPy's arithmetic, of plans and of scales, is not compiled."""
+    problem = Problem((2, 2), (3000, 9), 16)
+    named = make_inputs(problem, 1, ["lse"]).contract_args() | more
+    compiled = torch.compile(lambda query: call(**{**named, "query": query}), backend="eager")
+    for got, wanted in zip(compiled(named["query"]), call(**named), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,16 @@ from ..backends import rank_kernels
 from ..call.checks import tensors as argument
 from ..call.checks.features import LSE_BASES
 from ..core import kv_cache as formats
-from ..core.errors import invalid, invalid_type, unsupported
+from ..core.errors import (
+    InvalidInput,
+    Unsupported,
+    invalid,
+    invalid_type,
+    under_names,
+    unsupported,
+)
 from ..reference.inputs import DecodeInputs, page_table
-from .peer_memory import PeerMemory
+from .peer_memory import PeerMemory, group_of
 
 #: of results that a merge takes, of at least 16 bits
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -46,10 +53,10 @@ def merge(
     sinks: Tensor | Sequence[Tensor] | None = None,
     lse_base: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result over all ranks, merged in rank order in float32 (float64 stays float64).
+    """The result over all ranks, merged in rank order in float32, or float64 where out is float64.
 
     outs: of each rank [..., heads, latent], any floating dtype of at least 16 bits; lses: of each
-    rank fp32 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
+    rank fp32 or fp64 [rows, heads] or out's shape without latent, in `lse_base` (None and "basee":
     natural; "base2"). Where a rank has no key for a row (lse -inf), its out may hold anything; the
     kernel takes an lse below -1e38 for none.
     sinks: fp32 [heads] or a list of one, entered here, once.
@@ -83,7 +90,7 @@ def gather_and_merge(
     kernel exchanges and merges, over its group and by its rules. CUDA graphs may capture the call,
     after one equal call.
     """
-    _check([out], [lse])
+    _check_own(out, lse)
     _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
     if peers is not None:
         if not isinstance(peers, PeerMemory):
@@ -128,7 +135,8 @@ class Gathering:
 
 def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = None) -> Gathering:
     """Enqueue the collectives of `gather_and_merge`: what follows on the stream overlaps them."""
-    _check([out], [lse])
+    _check_own(out, lse)
+    group = group_of(group)
     rows, transfers = [], []
     for tensor, last in ((lse, lse.shape[-1:]), (out, out.shape[-2:])):
         # bytes: not every backend of torch.distributed gathers every dtype
@@ -256,6 +264,14 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
         raise invalid("lses", got, supported)
 
 
+def _check_own(out: Tensor, lse: Tensor) -> None:
+    """A rank's own results."""
+    try:
+        _check([out], [lse])
+    except (InvalidInput, Unsupported) as error:
+        raise under_names(error, {"outs": "out", "lses": "lse"}) from None
+
+
 def _check_merged(
     heads: int,
     device: torch.device,
@@ -263,7 +279,7 @@ def _check_merged(
     lse_base: str | None,
 ) -> None:
     """What enters a merge beside the results of ranks."""
-    if lse_base not in LSE_BASES:
+    if not isinstance(lse_base, str | None) or lse_base not in LSE_BASES:
         raise invalid("lse_base", repr(lse_base), LSE_BASES)
     if sinks is None:
         return
@@ -277,9 +293,10 @@ def _check_merged(
 
 
 def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
-    """The call of each of `world` ranks: its own pool and table, without sinks, with lse.
+    """The call of each of `world` ranks: its own pool and table, without sinks and a plan, with lse
+    and new results.
 
-    Raises Unsupported for sparse calls and separate tables.
+    Raises Unsupported for sparse calls, separate tables, and the call of a rank.
     """
     world = argument.integer("world", world, 1)
     return [shard_of(inputs, world, rank) for rank in range(world)]
@@ -287,10 +304,12 @@ def shard(inputs: DecodeInputs, world: int) -> list[DecodeInputs]:
 
 def shard_of(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
     """The call of one of `world` ranks, 1 or more; raises Unsupported as `shard` does."""
-    if not 0 <= rank < world:
-        raise invalid("rank", f"{rank} of {world}", "0 to world - 1")
+    world = argument.integer("world", world, 1)
+    rank = argument.integer("rank", rank, 0, world - 1)
     if inputs.sparse or not inputs.uses_shared_paged_kv_idx:
         raise unsupported("inputs", "a sparse call or separate tables", "one table of dense pages")
+    if inputs.enable_dcp:
+        raise unsupported("inputs", "the call of a rank", "a call whose cache holds all tokens")
     return _of_rank(inputs, world, rank)
 
 
@@ -318,10 +337,13 @@ def _of_rank(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
         block_tables=table,
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
         max_seq_len=max(lengths),
+        out=None,
         sinks=None,
+        lse=None,
         return_lse=True,
         enable_dcp=True,
         cp_world=world,
         cp_rank=rank,
         causal_seqlens_kv_global=inputs.seq_lens,
+        plan=None,
     )

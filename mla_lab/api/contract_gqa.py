@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..call.gqa_args import GQA_PARAMETERS, GqaArgs
 from ..call.signature import Target, function, public_parameters
-from ..core.errors import invalid
+from ..core.errors import InvalidInput, Unsupported, invalid, under_names
 from .gqa import decode
 
 P = ParamSpec("P")
@@ -40,6 +40,10 @@ _XQA.append(
 )
 
 
+#: of ours: what errors of XQA's call name them
+XQA_NAMES = {"cum_seq_lens_q": "q_cu_seq_lens", "max_q_len": "q_len_per_req"}
+
+
 def _of(
     arguments: Callable[P, GqaArgs], made: Callable[..., Any]
 ) -> Callable[P, Tensor | tuple[Tensor, Tensor]]:
@@ -54,7 +58,10 @@ def _xqa(args: GqaArgs) -> Any:
     # what is no number of tokens is left to the checks
     if args.mask is None and (unknown or (isinstance(q_len, Integral) and q_len > 1)):
         raise invalid("mask", f"None with q_len_per_req {q_len}", "packed uint16 rows")
-    return decode(args)
+    try:
+        return decode(args)
+    except (InvalidInput, Unsupported) as error:
+        raise under_names(error, XQA_NAMES) from None
 
 
 trtllm_batch_decode_with_kv_cache = _of(

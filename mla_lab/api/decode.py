@@ -13,7 +13,9 @@ The functions of the contract are the same under FlashInfer's parameter list (`a
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,6 +44,22 @@ Result = Tensor | tuple[Tensor, Tensor]
 
 
 def run(args: DecodeArgs) -> Result:
+    """`run_untraced`, which torch.compile leaves alone: where it cannot trace a program whole it
+    compiles what that calls, and NumPy's arithmetic of plans with other dtypes than NumPy's.
+    """
+    # without that module nothing is compiled, and importing it takes seconds
+    if "torch._dynamo" in sys.modules:
+        return _disabled()(args)
+    return run_untraced(args)
+
+
+@cache
+def _disabled() -> Callable[[DecodeArgs], Result]:
+    disabled: Callable[[DecodeArgs], Result] = torch.compiler.disable(run_untraced)
+    return disabled
+
+
+def run_untraced(args: DecodeArgs) -> Result:
     """Check the call in full, run it, and record it for replays where the backend can repeat it."""
     if made_plain(args, INTEGERS):  # a recorded call has plain integers
         result = replay(args)

@@ -16,7 +16,7 @@ from ..backends.cuda import gqa as cuda
 from ..backends.torch import gqa as by_torch
 from ..call.gqa_args import GqaArgs, GqaForm
 from ..call.gqa_checks import check
-from ..core.errors import invalid, unsupported
+from ..core.errors import invalid, invalid_type, unsupported
 
 BACKENDS = ("auto", "cuda", "torch")
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto"}
@@ -40,6 +40,8 @@ def choose(form: GqaForm, backend: str) -> str:
 
     One that is named runs the call or raises its own reason; "auto" is cuda where it can.
     """
+    if not isinstance(backend, str):
+        raise invalid_type("backend", type(backend).__name__, "a name (str)")
     if backend not in (*BACKENDS, *ALIASES):
         raise invalid("backend", repr(backend), (*BACKENDS, *ALIASES))
     wanted = ALIASES.get(backend, backend)

@@ -45,7 +45,7 @@ class PeerMemory:
                 raise invalid_type(name, type(size).__name__, "int")
             if size < 1:
                 raise invalid(name, size, "1 or more")
-        self.group = _group(group)
+        self.group = group_of(group)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.most_rows = most_tokens * heads
         self._rows = rank_kernels.buffer_rows(self.most_rows)
@@ -147,7 +147,7 @@ class PeerMemory:
             raise unsupported("peers", "a tensor that autograd follows", "tensors without")
 
 
-def _group(group: Any) -> dist.ProcessGroup:
+def group_of(group: Any) -> dist.ProcessGroup:
     """The group that was asked for, of which this process is a rank."""
     if group is not None and not isinstance(group, dist.ProcessGroup):
         # new_group returns a number to processes that are not in it

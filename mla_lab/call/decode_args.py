@@ -132,7 +132,8 @@ class DecodeArgs:
     enable_pdl: programmatic dependent launch. None: where the device has it; True raises elsewhere;
         False: without it, or with it where only such a build is here and none can be compiled.
     backend: "auto", "torch", "cute", "cuda"; "xqa" is cuda, "cute-dsl" cute, "trtllm-gen" auto;
-        "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`);
+        "emulate": the PTX of cute on a CPU, up to 2^21 scores (see `backends.emulate`), and
+        "emulate_sm100" what a Blackwell card would run;
         "cute-keep-ab-gather": tokens fetched one by one, for 64 query heads per CTA
         (`backends.cute.gather_backend`).
         A backend that is named runs the call or raises.
@@ -140,8 +141,7 @@ class DecodeArgs:
     uses_shared_paged_kv_idx: keys and values have one table of pages.
     lse, return_lse, return_lse_base: fp32 [total_q, heads] or [batch, q_len, heads], natural
         (None, "basee") or "base2"; without the sink. A given lse is written in any case.
-    cute_dsl_impl: "auto" or "monolithic"; "modular", whose rows are not causal, where each request
-        has one query token.
+    cute_dsl_impl: "auto" or "monolithic"; "modular", whose rows are not causal, where q_len is 1.
     cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q.
     max_q_len: a bound of the query tokens of a request; saves a GPU the copy that would read it.
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache

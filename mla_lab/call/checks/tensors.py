@@ -36,6 +36,9 @@ def tensor(name: str, value: object) -> Tensor:
     if value.layout is not torch.strided or value.is_nested:
         kind = "nested" if value.is_nested else str(value.layout)
         raise unsupported(name, f"a tensor whose layout is {kind}", "a dense tensor with strides")
+    if hasattr(value, "__tensor_flatten__"):  # such as a DTensor; its address is 0
+        supported = "one with memory of its own: a DTensor's is that of to_local()"
+        raise unsupported(name, f"a {type(value).__name__}, which holds other tensors", supported)
     if type(value).__name__ == "FakeTensor":
         raise unsupported(name, "a FakeTensor, which has no values", "a tensor with values")
     # torch.compile cannot trace it; the compiled call's own checks do

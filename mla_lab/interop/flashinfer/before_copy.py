@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from ...api import decode, gqa
+from ...api.contract_gqa import XQA_NAMES
 from ...call import gqa_checks
 from ...call.checks import form_of
 from ...call.checks.tensors import device as check_device
 from ...call.checks.values import check_numbers, read_q_lens
 from ...call.decode_args import DecodeArgs
 from ...call.gqa_args import GqaArgs
+from ...core.errors import InvalidInput, Unsupported, under_names
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: tensors of an MLA call that may have a row for each query token
@@ -87,8 +89,22 @@ def _gqa_args(given: dict[str, Any]) -> GqaArgs:
     return GqaArgs(**given)
 
 
+def _by_names_of_call(check: Check) -> Check:
+    """`check`, whose errors name XQA's parameters where the call has its list."""
+
+    def run(call: Callable[..., Any], named: Mapping[str, Any]) -> None:
+        try:
+            check(call, named)
+        except (InvalidInput, Unsupported) as error:
+            if "q_cu_seq_lens" not in inspect.signature(call).parameters:
+                raise
+            raise under_names(error, XQA_NAMES) from None
+
+    return run
+
+
 MLA = Checks(check_mla, _check_whole_mla)
-GQA = Checks(check_gqa, _check_whole_gqa)
+GQA = Checks(_by_names_of_call(check_gqa), _by_names_of_call(_check_whole_gqa))
 
 
 def _given(call: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:

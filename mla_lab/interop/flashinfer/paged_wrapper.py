@@ -46,6 +46,7 @@ OUR_NAMES = {
     "block_tables": "kv_indices",
     "seq_lens": "kv_len_arr",
     "cum_seq_lens_q": "qo_indptr",
+    "query": "q_nope and q_pe",
     "kv_cache": "ckv_cache and kpe_cache",
     "bmm1_scale": "sm_scale times ckv_scale",
     "bmm2_scale": "ckv_scale",

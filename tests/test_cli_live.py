@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from mla_lab.bench.records import read, results
 from mla_lab.cli.commands import _live_steps, live
 from mla_lab.cli.commands._bench_cases import add_flags, chosen
 from mla_lab.core import revision
-from mla_lab.core.gpu import PRESETS, Gpu
+from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.resources import data_dir
 from mla_lab.verify import plain_tables
 
@@ -63,8 +64,10 @@ def test_without_a_card_one_sentence_says_why(monkeypatch, capsys):
     assert line.endswith("mla-lab live --only costs,simulator,pages")
 
 
-def test_another_card_s_times_are_not_these_records(monkeypatch, capsys):
-    other = next(gpu for gpu in PRESETS if "H200" not in gpu.name)
+@pytest.mark.parametrize(
+    "other", [H100, replace(H200, name="NVIDIA GH200 480GB"), replace(H200, sms=60, ceilings=None)]
+)
+def test_another_card_s_times_are_not_these_records(other, monkeypatch, capsys):
     monkeypatch.setattr(Gpu, "here", staticmethod(lambda index=0: other))
     assert cli.main(["live", "--only", "record"]) == 2
     assert f"got {other.name}" in capsys.readouterr().err

@@ -43,6 +43,14 @@ def test_splitting_pays_and_the_roofline_is_below(capsys):
     assert result["floor_us"] < min(times.values())
 
 
+def test_a_card_reads_by_its_datasheet(capsys):
+    """Recorded on an H100: 399.6 us (h100_plain, b128_q1_h16_kv8192), at 3.1 TB/s."""
+    options = ["--kv-len", "8192", "--batch", "128", "--heads", "16", "--policy", "plain call"]
+    assert cli.main(["plan", *options, "--gpu", "H100", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["policies"]
+    assert row["simulated_us"] == pytest.approx(399.6, rel=0.05)
+
+
 def test_options_reach_the_plan(capsys):
     options = ["--policy", "greedy", "--cluster", "2", "--tile-rows", "128", "--tile-kv", "128"]
     (row,) = table(capsys, *options, "--schedule", "grid")["policies"]
@@ -65,6 +73,12 @@ def test_the_printed_table(capsys):
     assert "Kimi K2, 32 heads a rank, batch 3" in printed
     assert "kv 300 to 8000 (9000 tokens)" in printed
     assert str(make_plan(PROBLEM, policy="fa3")) in printed
+
+
+@pytest.mark.parametrize(("card", "rates"), [("H200", "it sustains"), ("H100", "its datasheet")])
+def test_a_roofline_says_whose_rates_it_has(card, rates, capsys):
+    assert cli.main(["plan", *SHAPE, "--policy", "fa3", "--gpu", card]) == 0
+    assert f"{rates}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,21 @@ def test_a_known_card_is_its_preset():
     assert from_properties(properties("NVIDIA B200", 148)) is B200
 
 
+@pytest.mark.parametrize(
+    ("name", "sms", "like"),
+    [
+        ("NVIDIA GH200 480GB", 132, H200),
+        ("NVIDIA GB200", 148, B200),
+        ("NVIDIA H100 PCIe", 114, H100),
+        ("NVIDIA H200 NVL", 132, H200),
+    ],
+)
+def test_a_board_with_other_memory_has_no_rate_of_another(name, sms, like):
+    card = from_properties(properties(name, sms))
+    assert (card.name, card.arch, card.sms, card.ceilings) == (name, like.arch, sms, None)
+    assert math.isnan(card.read_tbps) and card.tflops() == like.bf16_tflops
+
+
 def test_a_slice_of_a_card_keeps_no_measured_ceiling():
     part = from_properties(properties("NVIDIA H200 MIG 3g.71gb", 60))
     assert (part.name, part.sms, part.ceilings) == ("H200", 60, None)
@@ -107,8 +122,8 @@ def test_a_slice_of_a_card_keeps_no_measured_ceiling():
 
 
 def test_an_unknown_card_states_what_it_reports():
-    card = from_properties(properties("NVIDIA RTX 6000", 142))
-    assert (card.name, card.arch, card.sms) == ("NVIDIA RTX 6000", "sm_90", 142)
+    card = from_properties(properties("NVIDIA H20", 78))
+    assert (card.name, card.arch, card.sms) == ("NVIDIA H20", "sm_90a", 78)
     assert math.isnan(card.hbm_tbps)
     assert card.source == "device properties: rates unknown"
 

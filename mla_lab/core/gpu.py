@@ -79,7 +79,8 @@ class Gpu:
 
     def roofline_time(self, problem: Problem) -> float:
         """The larger of the memory time and the matrix time of `problem`, in seconds, at the rates
-        that the card sustains; at a higher clock a launch may take less."""
+        that the card sustains, or without `ceilings` at its datasheet's; at a higher clock a launch
+        may take less."""
         return max(self.memory_time(problem), self.matrix_time(problem))
 
     def memory_time(self, problem: Problem) -> float:
@@ -131,10 +132,21 @@ class Gpu:
 
 
 def from_properties(properties: Any) -> Gpu:
-    """A Gpu from torch's device properties: the preset of that name, or one without rates."""
+    """A Gpu from torch's device properties: the preset of that name, or one without rates. A board
+    with a preset's die and other memory (GH200, H100 PCIe) has its own name and no rate of memory.
+    """
     reported = properties.name.upper()
     for gpu in PRESETS:
         if gpu.name.split()[0] in reported:
+            words = set(reported.replace("-", " ").split())
+            if gpu.name.split()[0] not in words or words & OTHER_BOARDS:
+                gpu = replace(
+                    gpu,
+                    name=properties.name,
+                    hbm_tbps=float("nan"),
+                    source=f"device properties and {gpu.name}: rate of memory unknown",
+                    ceilings=None,
+                )
             sms = properties.multi_processor_count
             whole = sms == gpu.sms
             return gpu if whole else replace(gpu, sms=sms, ceilings=None, resident_clusters=())
@@ -144,7 +156,8 @@ def from_properties(properties: Any) -> Gpu:
 def _unknown(properties: Any) -> Gpu:
     return Gpu(
         name=properties.name,
-        arch=f"sm_{properties.major}{properties.minor}",
+        # kernels of this package are compiled for sm_90a, which each card of 9.0 runs
+        arch=f"sm_{properties.major}{properties.minor}".replace("sm_90", "sm_90a"),
         sms=properties.multi_processor_count,
         smem_per_block=getattr(properties, "shared_memory_per_block_optin", 48 * KIB),
         smem_per_sm=getattr(properties, "shared_memory_per_multiprocessor", 48 * KIB),
@@ -210,3 +223,5 @@ B200 = Gpu(
     source="NVIDIA HGX B200 and DGX B200 datasheets (1000 W)",
 )
 PRESETS = (H100, H800, H200, B200)
+#: words of boards whose memory is not that of the preset with the same die
+OTHER_BOARDS = {"PCIE", "NVL"}

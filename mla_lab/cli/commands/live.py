@@ -60,12 +60,12 @@ def check_card(steps: list[Step]) -> None:
     from ...core.gpu import Gpu
 
     card = Gpu.here()
-    if card is None or CARD not in card.name:
+    if card != Gpu.preset(CARD):  # neither a GH200 nor a slice
         free = ",".join(step.name for step in STEPS if not step.card)
         raise unsupported(
             ", ".join(needing),
-            "a CPU alone" if card is None else card.name,
-            f"a machine with an NVIDIA {CARD}, whose times these records are; here: "
+            "a CPU alone" if card is None else f"{card.name} with {card.sms} SMs",
+            f"a machine with a whole NVIDIA {CARD}, whose times these records are; here: "
             f"mla-lab live --only {free}",
         )
 

@@ -123,7 +123,8 @@ def _row(
         )
     seconds = time.perf_counter() - start
     fitted = constants_for(args.tile_rows)
-    read_tbps = fitted.read_tbps * gpu.read_tbps / H200.read_tbps
+    # both of datasheets: only the H200's has a measured rate beside it
+    read_tbps = fitted.read_tbps * gpu.hbm_tbps / H200.hbm_tbps
     constants = replace(fitted, card=gpu.name, sms=gpu.sms, read_tbps=read_tbps)
     timeline = None
     if plan.num_tiles <= MOST_SIMULATED:
@@ -143,10 +144,11 @@ def _row(
 
 def _print_table(problem: Problem, model: str, gpu: Gpu, rows: list[dict[str, Any]]) -> None:
     lengths = problem.kv_lens
+    rates = "the rates that it sustains" if gpu.ceilings else "the rates of its datasheet"
     print(
         f"{model}, batch {problem.batch}, q {max(problem.q_lens)}, kv {min(lengths)} to "
         f"{max(lengths)} ({sum(lengths)} tokens)\n"
-        f"simulated on {gpu.name}; roofline at the rates that it sustains: "
+        f"simulated on {gpu.name}; roofline at {rates}: "
         f"{gpu.roofline_time(problem) * 1e6:.1f} us\n\n"
         f"{'policy':<16}{'tiles':>7}{'splits':>10}{'partials':>10}{'workspace':>12}"
         f"{'simulated':>12}{'busy':>7}{'planned in':>12}"

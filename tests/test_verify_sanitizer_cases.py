@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_lab.backends.cute.families import FAMILIES
+from mla_lab.backends.cute.device_plan import Formula
+from mla_lab.backends.cute.families import FAMILIES, config_for
 from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
-from mla_lab.plan.launch_modes import LAUNCH_MODES
+from mla_lab.plan.launch_modes import LAUNCH_MODES, in_waves
 from mla_lab.verify import sanitizer_cases as cases
 from mla_lab.verify import tables
 
@@ -32,6 +33,16 @@ def test_every_feature_and_every_launch_mode_is_used():
     assert modes >= {mode.name for mode in LAUNCH_MODES}
     pages = {one.problem.page_size for one in cases.CASES.values()}
     assert pages >= {1, 4, *(p for family in FAMILIES.values() for p in family.page_sizes)}
+
+
+def test_each_grid_plan_is_one_that_its_kernel_takes():
+    grids = {mode.name: mode for mode in LAUNCH_MODES if mode.formula}
+    named = [one for one in cases.CASES.values() if one.mode in grids]
+    assert named
+    for one in named:
+        plan, config = cases.plan_of(one, H200.sms), config_for(grids[one.mode], one.tile)
+        assert plan is not None
+        assert Formula.of_plan(config, plan, H200).num_splits == (1 if in_waves(config) else 2)
 
 
 #: with as many requests as a card has SMs and 128 heads a call takes torch 18 s on two cores; it

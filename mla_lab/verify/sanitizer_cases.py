@@ -28,7 +28,7 @@ from ..core.errors import MlaLabError, invalid
 from ..core.gpu import H200, Gpu
 from ..core.problem import Problem
 from ..plan import Plan, plan_on
-from ..plan.launch_modes import LAUNCH_MODES
+from ..plan.launch_modes import LAUNCH_MODES, in_waves
 from ..plan.promotion import PROMOTED_KEYS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference
@@ -245,13 +245,14 @@ def plan_of(case: Sample, sms: int) -> Plan | None:
     mode = next((mode for mode in LAUNCH_MODES if mode.name == case.mode), None)
     if mode is None:
         return None
+    config = config_for(mode, case.tile)
     return plan_on(
-        config_for(mode, case.tile),
+        config,
         case.problem,
         num_workers=sms // case.tile[1],
         policy="fixed",
         schedule="grid" if mode.formula else "persistent",
-        num_splits=2,
+        num_splits=1 if in_waves(config) else 2,
     )
 
 

@@ -75,6 +75,12 @@ def test_both_kinds_are_read_and_obey_the_schema(tmp_path: Path) -> None:
         ({"phases": [["loop", 9900], ["other", -900]]}, "one of -0.90 us"),
         ({"schema": 1}, "anatomy/1"),
         ({"commit": None}, "no text for commit"),
+        ({"phases": []}, "phases: got none"),
+        ({"phases": None}, "got phases None"),
+        ({"call_us": "9"}, "got call_us '9'"),
+        ({"kind": "spans"}, "anatomy.jsonl:1: got no lanes"),
+        ({"kind": "spans", "lanes": "role", "ns": []}, "ns: got none"),
+        ({"kind": "spans", "lanes": "role", "ns": [[0, "lunch", 0, 1, 0]]}, "lunch"),
     ],
 )
 def test_a_row_that_breaks_a_rule_is_refused(
@@ -82,6 +88,14 @@ def test_a_row_that_breaks_a_rule_is_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=match):
         anatomy.read(written(tmp_path, {**CALL, **change}))
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "anatomy.jsonl"
+    for line in (b"[1]\n", b"\xff\n", b"{\n"):
+        path.write_bytes(line)
+        with pytest.raises(InvalidInput, match=r"anatomy\.jsonl:1: got"):
+            anatomy.read(path)
 
 
 def test_spans_of_a_lane_do_not_overlap(tmp_path: Path) -> None:

@@ -236,6 +236,18 @@ def files(folder: Path) -> dict[str, int]:
     }
 
 
+def test_a_batch_invariant_call_has_its_own_solution(tmp_path: Path) -> None:
+    inputs = make_inputs(Problem((1,), (70,), 4), 1)
+    with recording(tmp_path):
+        for invariant in (False, True):
+            decode.decode(**inputs.contract_args(), batch_invariant=invariant)
+    sources = [
+        json.loads(path.read_text())["sources"][0]["content"]
+        for path in sorted(tmp_path.glob("solutions/*/*/*.json"))
+    ]
+    assert ["batch_invariant=True" in source for source in sources] == [False, True]
+
+
 def test_each_shape_is_written_once(tmp_path: Path) -> None:
     name = "mla_decode_dense_h4_ckv512_kpe64_ps64_bf16"
     with recording(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
+from mla_lab.core.resources import data_dir
 from mla_lab.emulate.recorded import load, recordings
 from mla_lab.plan import make_plan
 from mla_lab.simulate import bounds, simulate
@@ -46,6 +47,7 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("compile --workers 0", "--workers: got 0"),
         ("compile --list --kernel nope", "kernel: got 'nope'"),
         ("compile --list --kernel cute/nope", "kernel: got 'cute/nope'"),
+        ("doctor --json --prove r.jsonl", "--json: got it with --prove"),
         ("ladder --rounds 3", "--rounds: got 3; supported: it with --record"),
         ("plan --seed 5", "--seed: got 5; supported: it with --trace"),
         ("plan --json --tiles", "--tiles: got it with --json"),
@@ -70,6 +72,8 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("verify kinds r.jsonl --calls 0", "--calls: got 0"),
         ("verify emulated r.jsonl --jobs 0", "--jobs: got 0"),
         ("verify pairwise r.jsonl --device cpu --only 1 --first 2", "--first: got 2"),
+        ("verify pairwise r.jsonl --device cpu --again --first 2", "--again: got it with --first"),
+        ("verify pairwise r.jsonl --device cpu --again --only 2", "--again: got it with --only"),
         ("verify pairwise nowhere/r.jsonl --device cpu", "record: got nowhere/r.jsonl"),
         ("emulate --kernel cute/keep_ab_sm90 --batch 0", "--batch: got 0"),
         ("emulate --kernel cute/keep_ab_sm90 --q-len 0", "--q-len: got 0"),
@@ -105,6 +109,13 @@ def test_what_would_have_no_effect_or_no_meaning_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_list_that_is_none_says_what_one_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("1,x", "1,", ""):
+        with pytest.raises(SystemExit):
+            main(["ranks", "r.jsonl", f"--batch={text}"])
+        assert f"--batch: got {text!r}; supported: whole numbers" in capsys.readouterr().err
+
+
 def test_records_of_another_kind_are_not_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -113,6 +124,16 @@ def test_records_of_another_kind_are_not_shown(
     assert "record: got" in said(capsys, "ladder", "--show", str(empty))
     assert "without rows" in said(capsys, "bench", "report", str(empty))
     assert "--into: got" in said(capsys, "live", "--only", "pages", "--into", str(empty))
+
+
+def test_a_table_of_no_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for record, table, other in (
+        ("h200_traces.jsonl", "anchor", "trace"),
+        ("h200_anchor.jsonl", "twin", "anchor-rates"),
+        ("h200_traces.jsonl", "short", "b1_q1_h128_kv8192"),
+    ):
+        path = str(data_dir() / "records" / record)
+        assert other in said(capsys, "bench", "report", path, "--table", table)
 
 
 @pytest.mark.parametrize("held", ["my notes\n", '{"my": "data"}\n', '{"kind": "run"}\n'])
@@ -124,6 +145,11 @@ def test_records_of_another_kind_are_not_shown(
         "verify costs PATH --device cpu",
         "verify lse PATH",
         "verify card-bits PATH",
+        "verify emulated PATH --seconds 0",
+        "verify mutations PATH --seconds 0",
+        "verify sm100 PATH --seconds 0",
+        "verify builds PATH",
+        "verify builds PATH --elsewhere",
     ],
 )
 def test_a_record_replaces_no_other_file(
@@ -135,13 +161,16 @@ def test_a_record_replaces_no_other_file(
     assert path.read_text() == held
 
 
+@pytest.mark.parametrize("held", ['{"my": "data"}\n', '{"kind": "run", "what": "pairwise"}\n'])
 def test_rank_kernels_append_to_no_other_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, held: str
 ) -> None:
     path = tmp_path / "file"
-    path.write_text('{"my": "data"}\n')
-    assert "which holds something else" in said(capsys, "bench", "rank-kernels", str(path))
-    assert path.read_text() == '{"my": "data"}\n'
+    path.write_text(held)
+    for line in ("bench rank-kernels PATH", RANKS.replace("{}", "PATH")):
+        words = line.replace("PATH", str(path)).split()
+        assert "which holds something else" in said(capsys, *words)
+        assert path.read_text() == held
 
 
 def test_an_archive_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
@@ -184,3 +213,16 @@ def test_the_package_lists_its_public_names() -> None:
     import mla_lab
 
     assert {"trtllm_batch_decode_with_kv_cache_mla", "Problem"} <= set(dir(mla_lab))
+
+
+def test_a_record_of_another_verb_is_not_taken_for_one_s_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "builds.jsonl"
+    rows = '{"kind": "run", "what": "builds"}\n{"kind": "case", "name": "a", "status": "ok"}\n'
+    path.write_text(rows)
+    for line in ("emulated PATH", "mutations PATH", "card-bits PATH --compare"):
+        assert "'builds'" in said(capsys, "verify", *line.replace("PATH", str(path)).split())
+    wrong = said(capsys, "verify", "planted", str(tmp_path / "new"), "--rows", str(path))
+    assert "--rows: got no tool" in wrong
+    assert path.read_text() == rows

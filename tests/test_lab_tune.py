@@ -89,9 +89,16 @@ def test_an_uploaded_trace_is_shown_and_a_bad_one_names_its_line() -> None:
     assert explorer.state["trace"] == before
 
 
+def test_a_trace_without_a_step_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "silent.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,900,0\n")
+    with pytest.raises(InvalidInput, match=r"trace: got silent\.csv: no request decodes"):
+        serving_day.step_at(str(path), 0.5, 30)
+
+
 def test_no_error_bars_on_a_card_without_a_record() -> None:
     explorer = lab.TuneExplorer(card="H100")
-    assert "no error bars" in explorer.note(explorer.state)
+    assert "No error bars" in explorer.note(explorer.state)
     assert shipped_trace().summary().split(":")[0] in explorer.note(explorer.state)
 
 

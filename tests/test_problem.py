@@ -54,3 +54,9 @@ def test_numpy_s_ints_become_python_s() -> None:
     assert all(type(n) is int for n in (problem.heads, problem.page_size, *problem.kv_lens))
     with pytest.raises(InvalidInput, match="kv_lens: got -1"):
         of(kv_lens=(3, np.int32(-1)))
+
+
+def test_a_call_without_a_request_is_told() -> None:
+    for lens in ((), (5,)):
+        with pytest.raises(InvalidInput, match="q_lens: got no length; supported: one request"):
+            Problem((), lens, 16)

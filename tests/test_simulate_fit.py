@@ -208,3 +208,17 @@ def test_every_regime_is_predicted_within_ten_per_cent() -> None:
     for judgement in read().judgements:
         assert judgement.median <= 0.12, judgement
         assert judgement.median < judgement.baseline_median, judgement
+
+
+def test_the_command_says_in_one_line_what_it_cannot_fit(tmp_path: Path, capsys: Any) -> None:
+    empty, broken = tmp_path / "empty.jsonl", tmp_path / "broken.jsonl"
+    empty.touch()
+    broken.write_text("{\n[]\n")
+    for words, says in (
+        ([str(empty)], "records: got no timed launch of ours"),
+        ([str(broken)], "broken.jsonl:1: got broken JSON"),
+        ([str(empty), "--out", str(tmp_path / "none/x.json")], "--out: got"),
+    ):
+        with pytest.raises(SystemExit):
+            fitting.main(words)
+        assert says in capsys.readouterr().err

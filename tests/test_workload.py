@@ -119,6 +119,7 @@ def edited(**fields: object) -> str:
         (edited(output_length=-4), "output_length -4"),
         (edited(output_length="4"), "output_length '4'"),
         (edited(timestamp=10**400), "timestamp 1000"),
+        (edited(timestamp=1e15), "timestamp 1000000000000000.0; supported: milliseconds from 0 to"),
         ("[" * 100_000, "nested too deeply"),
         ('{"timestamp": ' + "1" * 5000 + "}", "no JSON (Exceeds the limit"),
         (edited(hash_ids=7), "hash_ids 7; supported: a list"),
@@ -156,6 +157,13 @@ def test_a_trace_has_three_equal_columns():
         Trace("odd", np.zeros(2), np.zeros(2, int), np.zeros(3, int))
     with pytest.raises(ValueError, match="read-only"):
         SMALL.input_lens[0] = 1
+
+
+def test_a_short_trace_is_summed_up():
+    one, two = make_trace([(0.0, 5, 2)]), make_trace([(0.0, 5, 2), (0.4, 5, 2)])
+    assert one.summary().startswith("made: 1 request at one moment; tokens in")
+    assert two.summary().startswith("made: 2 requests in 0.4 s; tokens in")
+    assert SMALL.summary().startswith("made: 4 requests in 10 s")
 
 
 def test_replay_by_hand():
@@ -221,6 +229,8 @@ def test_sample_weighs_by_output_and_is_uniform_within():
     ("call", "message"),
     [
         (lambda: sample(SMALL, 0, 0), "n: got 0; supported: 1 or more"),
+        (lambda: sample(SMALL, 2.5, 0), "n: got 2.5; supported: 1 or more"),
+        (lambda: synthetic_trace(0), "requests: got 0; supported: 1 or more"),
         (lambda: sample(make_trace([(0.0, 5, 0)]), 1, 0), "trace: got made without output tokens"),
         (lambda: replay(SMALL, 0.0, 0.0), "step_time: got 0.0; supported: seconds above 0"),
         (lambda: replay(SMALL, float("nan"), 0.1), "t: got nan; supported: a finite time"),

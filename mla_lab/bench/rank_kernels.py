@@ -54,7 +54,7 @@ def measure(
         raise invalid("ranks x batch x heads x 512", largest, f"up to {MOST_VALUES}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock, where = Clock(device, rounds, graph=device.type == "cuda"), environment(device)
-    check_record(out)
+    check_record(out, "rank_merge", "rank_mask")
     with out.open("a") as file:
         for row in chain(
             _merges(ranks, batches, heads, clock), (_mask(batch, clock) for batch in batches)

@@ -83,7 +83,7 @@ def measure(
         raise invalid("rounds", cases.rounds, "1 or more")
     if cases.graph and cases.device != "cuda":
         raise invalid("graph", f"True with device {cases.device}", "device cuda")
-    check_record(out)
+    check_record(out, "ranks")
     known, total = _lines(out), len(cases.problems())
     with tempfile.TemporaryDirectory() as folder:
         where = (cases, f"file://{folder}/ranks", str(out))
@@ -94,15 +94,19 @@ def measure(
     return [json.loads(line) for line in out.read_text().splitlines()[known:]]
 
 
-def check_record(path: Path) -> None:
-    """Raises for a file that is no record, or that cannot be written, before the first case."""
+def check_record(path: Path, *kinds: str) -> None:
+    """Raises for a file that is no record of rows of these kinds, or that cannot be written, before
+    the first case.
+    """
     if path.exists() and path.stat().st_size:
         try:
             _, first = next(files.lines_of(path, "record"))
-            files.check(files.parse_json(first, "record"), {"kind": str}, "record")
+            row = files.check(files.parse_json(first, "record"), {"kind": str}, "record")
         except InvalidInput:
+            row = {"kind": None}
+        if row["kind"] not in kinds:
             got = f"{path}, which holds something else"
-            raise invalid("record", got, "a record, or none") from None
+            raise invalid("record", got, f"a record of {' and '.join(kinds)}, or none")
     with path.open("ab"):
         pass
 

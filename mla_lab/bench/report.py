@@ -109,8 +109,13 @@ def columns(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
 
 
 def short_table(rows: Sequence[Row]) -> str:
-    """us of the cases of `SHORT`: ours and the public kernels, alone and in a step."""
+    """us of the cases of `SHORT`: ours and the public kernels, alone and in a step. Raises
+    InvalidInput for a record without any of them.
+    """
     us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
+    cases = [case for case in SHORT if case in us]
+    if not cases:
+        raise invalid("record", "none of the cases of the short table", SHORT)
     for case, value in first.items():
         us[case][FIRST] = value
     for case, times in step.items():
@@ -119,7 +124,7 @@ def short_table(rows: Sequence[Row]) -> str:
     names = (OURS, *([FIRST] if first else []), *PUBLIC, *beside)
     return markdown_table(
         ("case", *(f"{name} us:" for name in names)),
-        ((case, *(_cell(us[case].get(name)) for name in names)) for case in SHORT),
+        ((case, *(_cell(us[case].get(name)) for name in names)) for case in cases),
     )
 
 
@@ -292,6 +297,8 @@ def best_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return us
 
 
+#: families of cases that have tables, whose names begin so; sweep: a grid of `mla-lab bench run`
+FAMILIES = ("anchor", "twin", "trace", "sweep")
 #: tables by name; each takes the rows of a record
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "short": short_table,
@@ -300,6 +307,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "anchor-power": lambda rows: power_table(rows, "anchor"),
     "twin": lambda rows: times_table(rows, "twin"),
     "trace": lambda rows: times_table(rows, "trace"),
+    "sweep": lambda rows: times_table(rows, "sweep"),
     "method": method_note,
     "refusals": refusals_table,
 }

@@ -58,7 +58,9 @@ class Problem:
     def __post_init__(self) -> None:
         object.__setattr__(self, "q_lens", _lengths("q_lens", self.q_lens))
         object.__setattr__(self, "kv_lens", _lengths("kv_lens", self.kv_lens))
-        if len(self.q_lens) != len(self.kv_lens) or not self.q_lens:
+        if not self.q_lens:
+            raise invalid("q_lens", "no length", "one request or more")
+        if len(self.q_lens) != len(self.kv_lens):
             raise invalid(
                 "kv_lens", f"{len(self.kv_lens)} lengths", f"one per q_lens ({len(self.q_lens)})"
             )

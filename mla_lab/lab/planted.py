@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ..core import files
 from ..core.errors import unsupported
 from ..emulate import EmulatedKernel, Options
 from ..emulate.device import Device
@@ -187,6 +188,8 @@ def rows(tools: Sequence[dict[str, Any]]) -> list[Row]:
     head = head_row("planted", "cpu", len(names()))
     if tools:
         head["tools"] = tools[0]
+    for tool_row in tools[1:]:
+        files.check(tool_row, {"name": str, "tool": str}, "--rows")
     by_run = {(row["name"], row["tool"]): row for row in tools[1:]}
     made = [head]
     for name in names():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..bench import records
+from ..core.errors import invalid
 from ..core.gpu import Gpu
 from ..core.models import Model
 from ..core.problem import Problem
@@ -65,9 +66,14 @@ def step_at(path: str, share: float, step_ms: float) -> DecodeStep:
 
 
 def moment_at(path: str, share: float, step_ms: float) -> tuple[float, bool]:
-    """The moment of `step_at`, s, and whether requests decode at the share itself."""
+    """The moment of `step_at`, s, and whether requests decode at the share itself. Raises
+    InvalidInput for a trace of which no request decodes at any of the moments.
+    """
     moments, counts = batches(path, step_ms)
     busy = np.flatnonzero(counts)
+    if not busy.size:
+        got = f"{open_trace(path).name}: no request decodes at any of {MOMENTS} moments of its time"
+        raise invalid("trace", got, "output tokens, and requests that are less far apart")
     wanted = share * (len(moments) - 1)
     nearest = busy[int(np.abs(busy - wanted).argmin())]
     return float(moments[nearest]), bool(counts[round(wanted)])

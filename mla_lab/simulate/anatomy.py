@@ -8,12 +8,12 @@ simulator's critical path.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..core import files
 from ..core.errors import invalid
 from ..core.problem import Problem
 from ..core.resources import data_dir
@@ -21,7 +21,7 @@ from ..plan import KernelConfig, Plan, choose
 from .constants import Constants
 from .launch import simulate
 from .recorded import recorded
-from .timeline import SAME_US, Event, Timeline
+from .timeline import ROLES, SAME_US, Event, Timeline
 
 RECORD = "records/h200_anatomy.jsonl"
 SCHEMA = "anatomy/1"
@@ -43,6 +43,9 @@ PHASES = (
     "other",
 )
 LANES = ("CTA", "role")
+#: keys of a row of each kind beside those of `_Measured`, and their types
+CALL: files.Keys = {"call_us": (int, float), "phases": list}
+SPANS: files.Keys = {"lanes": str, "ns": list}
 #: largest relative difference between a call and the sum of its phases
 SLACK = 0.03
 
@@ -88,16 +91,13 @@ def read(path: Path | None = None) -> tuple[list[Anatomy], list[Spans]]:
     spans: list[Spans] = []
     if not path.exists():
         return phases, spans
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in files.lines_of(path, "anatomy"):
         place = f"{path.name}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise invalid(place, str(error), "one JSON object a line") from None
+        row = files.check(files.parse_json(line, place), {}, place)
         if row.get("kind") == "spans":
-            spans.append(_spans(row, place))
+            spans.append(_spans(files.check(row, SPANS, place), place))
         else:
-            phases.append(_phases(row, place))
+            phases.append(_phases(files.check(row, CALL, place), place))
     return phases, spans
 
 
@@ -113,6 +113,8 @@ def _common(row: dict[str, Any], place: str) -> dict[str, str]:
 
 def _phases(row: dict[str, Any], place: str) -> Anatomy:
     common = _common(row, place)
+    if not row["phases"]:
+        raise invalid(f"{place}: phases", "none", "phases that add up to the call")
     us = tuple((name, ns / 1e3) for name, ns in row["phases"])
     unknown = {name for name, _ in us} - set(PHASES)
     if unknown:
@@ -136,6 +138,9 @@ def _spans(row: dict[str, Any], place: str) -> Spans:
     common = _common(row, place)
     if row["lanes"] not in LANES:
         raise invalid(f"{place}: lanes", row["lanes"], LANES)
+    unknown = {role for _, role, *_ in row["ns"]} - set(ROLES)
+    if unknown or not row["ns"]:
+        raise invalid(f"{place}: ns", sorted(unknown) or "none", f"spans of {ROLES}")
     events = [
         Event(int(lane), 0 if row["lanes"] == "role" else int(lane), role, a / 1e3, b / 1e3, tile)
         for lane, role, a, b, tile in row["ns"]

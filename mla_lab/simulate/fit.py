@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..bench.records import read
-from ..core.errors import invalid
+from ..core.errors import MlaLabError, invalid
 from ..core.gpu import H200 as CARD
 from ..core.problem import Problem
 from ..core.resources import data_dir
@@ -201,10 +201,16 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     if missing := [str(path) for path in args.records if not path.is_file()]:
         parser.error(f"records: got {', '.join(missing)}; supported: files that exist")
-    rows = [row for path in args.records for row in read(path)]
-    fitted = fit_record(rows, ", ".join(path.name for path in args.records))
+    out = args.out or data_dir() / RECORD
+    if not out.absolute().parent.is_dir():
+        parser.error(f"--out: got {out}; supported: a file in a folder that exists")
+    try:
+        rows = [row for path in args.records for row in read(path)]
+        fitted = fit_record(rows, ", ".join(path.name for path in args.records))
+    except MlaLabError as error:
+        parser.error(str(error))
     sys.stdout.write(f"{fitted.origin}\n{error_table(fitted.judgements)}")
-    write(fitted, args.out or data_dir() / RECORD)
+    write(fitted, out)
     return 0
 
 

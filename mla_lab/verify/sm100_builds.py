@@ -77,4 +77,4 @@ def run(path: Path, say: Progress) -> list[Row]:
     rows = [row(artifact) for artifact in artifacts]
     for each in rows:
         say(f"{each['status']} {each['name']} {each['registers']} registers")
-    return write_anew(path, "sm100", rows)
+    return write_anew(path, "sm100 builds", rows)

@@ -134,7 +134,7 @@ def _seconds(path: Path, line: int, text: str) -> float:
 def _milliseconds(path: Path, line: int, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= MAX_MS:
-        raise _bad(path, line, f"timestamp {_short(value)}", "milliseconds of 0 or more")
+        raise _bad(path, line, f"timestamp {_short(value)}", f"milliseconds from 0 to {MAX_MS:g}")
     return float(value)
 
 

@@ -77,7 +77,7 @@ def replay(trace: Trace, t: float, step_time: float) -> DecodeStep:
 
 def sample(trace: Trace, n: int, seed: int) -> DecodeStep:
     """`n` decode steps of the trace, each equally likely, by NumPy's default generator."""
-    if n < 1:
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
         raise invalid("n", n, "1 or more requests")
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise invalid("seed", seed, "an int, 0 or more")

@@ -22,6 +22,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ..core.errors import invalid
 from .loaders import AZURE_COLUMNS
 from .trace import Trace
 
@@ -35,7 +36,11 @@ HASH_BLOCK = 512
 
 
 def synthetic_trace(requests: int = REQUESTS, seed: int = SEED) -> Trace:
-    """The trace described above; arrivals are whole milliseconds, as in Mooncake's schema."""
+    """The trace described above; arrivals are whole milliseconds, as in Mooncake's schema. Raises
+    InvalidInput for no request.
+    """
+    if requests < 1:
+        raise invalid("requests", requests, "1 or more")
     uniform = random.Random(seed).random
     clock, rows = 0.0, []
     for _ in range(requests):

@@ -43,8 +43,10 @@ class Trace:
     def summary(self) -> str:
         """One line: requests, time, median and longest lengths."""
         inputs, outputs = self.input_lens, self.output_lens
+        time = f"{self.duration_s:.0f}" if self.duration_s >= 10 else f"{self.duration_s:.3g}"
+        when = f"in {time} s" if self.duration_s else "at one moment"
         return (
-            f"{self.name}: {len(self)} requests in {self.duration_s:.0f} s; tokens in "
+            f"{self.name}: {len(self)} request{'s' * (len(self) > 1)} {when}; tokens in "
             f"{np.median(inputs):.0f} median, {inputs.max()} most; out "
             f"{np.median(outputs):.0f} median, {outputs.max()} most"
         )

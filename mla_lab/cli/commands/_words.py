@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 from ...core.errors import invalid, unsupported
 
 #: what torch's generators take
@@ -15,7 +17,10 @@ def names(text: str) -> list[str]:
 
 def numbers(text: str) -> list[int]:
     """Whole numbers by comma."""
-    return [int(number) for number in text.split(",")]
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"got {text!r}; supported: whole numbers, as 1,16") from None
 
 
 def check_seed(seed: int) -> None:

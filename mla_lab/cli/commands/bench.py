@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     compare.add_argument("--all", action="store_true", help="show cases without change too")
     report = verbs.add_parser("report", help="a record as Markdown")
     report.add_argument("record", type=Path)
-    report.add_argument("--table", default="anchor", help="which one")
+    report.add_argument("--table", default="anchor", help="which one; sweep: of a grid")
     ranks = verbs.add_parser(
         "rank-kernels", help="a rank's mask and the merge of ranks, beside PyTorch's"
     )
@@ -163,14 +163,19 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from ...bench.records import read
-    from ...bench.report import TABLES
+    from ...bench.records import read, results
+    from ...bench.report import FAMILIES, TABLES
 
     rows = list(read(args.record))
     if not rows:
         raise invalid("record", f"{args.record} without rows", "a record of `bench run`")
     if args.table not in TABLES:
         raise invalid("--table", repr(args.table), tuple(TABLES))
+    lacking = {*FAMILIES} - {row.get("family") for row in results(rows, "ok")}
+    if args.table.partition("-")[0] in lacking:
+        got = f"{args.table!r}, of which {args.record} has no figure"
+        kept = tuple(name for name in TABLES if name.partition("-")[0] not in lacking)
+        raise invalid("--table", got, kept)
     print(TABLES[args.table](rows))
 
 

@@ -37,7 +37,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     run.add_argument(
         "--feature", action="append", default=[], help="sinks, tree_mask, ragged, ...; repeatable"
     )
-    run.add_argument("--calls", type=int, help="timed calls (as many as fit in three seconds)")
+    run.add_argument(
+        "--calls",
+        type=int,
+        help="calls, the first of several untimed (as many as fit in three seconds)",
+    )
     run.add_argument("--no-check", action="store_true", help="skip the oracle")
     run.add_argument("--gpu", default="H200", help="card of the roofline (H200)")
     run.add_argument("--json", action="store_true", help="the result as JSON")

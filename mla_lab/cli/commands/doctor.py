@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import invalid
 from ._progress import bar
 
 #: where `--prove` without a name leaves its record
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     how it ended, with exit code 1 where it did not pass.
     """
     if args.prove is not None:
+        if args.json:
+            raise invalid("--json", "it with --prove", "one of the two: FILE is JSON lines")
         return _prove(args.prove)
     from ...api.doctor import examine
 

@@ -134,6 +134,9 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise invalid("--dtypes", "none", "bf16, e4m3 or both")
     if first is not None and given.get("only"):
         raise invalid("--first", first, "no --only beside it")
+    for name in ("first", "only"):
+        if given.get("again") and given.get(name):
+            raise invalid("--again", f"it with --{name}", "it alone: the record has the cases")
     if args.record.is_dir() or not args.record.absolute().parent.is_dir():
         raise invalid("record", str(args.record), "a file in a folder that exists")
     if seconds is not None and (math.isnan(seconds) or seconds < 0):
@@ -145,9 +148,13 @@ def _card_bits(args: argparse.Namespace) -> int:
     from ...verify import card_bits, record
 
     if args.compare or args.today:
+        given = record.read(args.record)
+        if given[0].get("what") != args.verb:
+            got = f"{args.record} of {given[0].get('what')!r}"
+            raise invalid("record", got, f"a record of {args.verb!r}")
         archive = args.record.with_suffix(".zip")
         kept = archive if archive.is_file() else None
-        found = list(card_bits.compare(record.read(args.record), kept, args.today))
+        found = list(card_bits.compare(given, kept, args.today))
         print(card_bits.summary(found))
         return int(any(row["same"] != row["of"] for row in found))
     check_record(args.record)
@@ -163,6 +170,8 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
     """The rows of a verb's record, which is written, and the module that sums them up."""
     from ...verify import record
 
+    if args.verb != "soak":  # which reads its own runs, and refuses others
+        record.check_replaced(args.record, _what(args))
     if args.verb in ("emulated", "mutations"):
         from ...verify import emulated, mutations
 
@@ -186,12 +195,19 @@ def _made(args: argparse.Namespace, shown: Bar) -> tuple[ModuleType, list[Row]]:
         from ...verify import soak
 
         return soak, soak.added(args.record, args.device, args.seconds, shown.say, args.seed)
-    what = f"xqa --arch {args.arch}" if args.verb == "xqa" else args.verb
-    record.check_replaced(args.record, what)
     module, made = _streamed(args, shown.say)
     rows = list(_counted(made, shown))
     record.write(args.record, rows)
     return module, rows
+
+
+def _what(args: argparse.Namespace) -> str:
+    """What the first row of a verb's record says that it is."""
+    if args.verb == "xqa":
+        return f"xqa --arch {args.arch}"
+    if args.verb == "builds" and args.elsewhere:
+        return "cuda builds"
+    return "sm100 builds" if args.verb == "sm100" and args.list == "builds" else str(args.verb)
 
 
 def _counted(rows: Iterable[Row], shown: Bar) -> Iterator[Row]:

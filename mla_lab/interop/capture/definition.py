@@ -213,6 +213,7 @@ def _name(kind: str, args: DecodeArgs, form: Form, sizes: dict[str, int]) -> str
         "scale2": isinstance(args.bmm2_scale, Tensor),
         "nows": args.workspace_buffer is None,
         "nolen": args.max_seq_len is None,
+        "invariant": args.batch_invariant,
     }
     return "_".join(parts + [word for word, is_used in words.items() if is_used])
 

@@ -124,7 +124,7 @@ class TuneExplorer(explorer.Explorer):
             f"({errors.card}, {errors.date}, bf16, nine of ten)."
         )
         if state["card"] != "H200":
-            bars = "No step is recorded on this card: no error bars."
+            bars = f"No error bars: those of {errors.card} say nothing of this card."
         lines = "".join(
             f"<code style='display:block;font-size:12px'>{escape(c)}</code>"
             for c in serving_day.commands(FILE, state, len(step))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mla_lab.backends.cute.catalogue import build_for
 from mla_lab.backends.cute.device_plan import Formula
-from mla_lab.backends.cute.families import FAMILIES, config_for
+from mla_lab.backends.cute.families import FAMILIES
+from mla_lab.backends.cute.launch import config_of
 from mla_lab.call.checks import form_of
 from mla_lab.call.decode_args import native_args
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H200
-from mla_lab.plan.launch_modes import LAUNCH_MODES, in_waves
+from mla_lab.plan.launch_modes import LAUNCH_MODES
 from mla_lab.verify import sanitizer_cases as cases
 from mla_lab.verify import tables
 
@@ -39,10 +41,13 @@ def test_each_grid_plan_is_one_that_its_kernel_takes():
     grids = {mode.name: mode for mode in LAUNCH_MODES if mode.formula}
     named = [one for one in cases.CASES.values() if one.mode in grids]
     assert named
+    splits = set()
     for one in named:
-        plan, config = cases.plan_of(one, H200.sms), config_for(grids[one.mode], one.tile)
+        plan = cases.plan_of(one, H200.sms)
         assert plan is not None
-        assert Formula.of_plan(config, plan, H200).num_splits == (1 if in_waves(config) else 2)
+        config = build_for(config_of(plan), one.problem, False, Features())
+        splits.add(Formula.of_plan(config, plan, H200).num_splits)
+    assert splits == {1, 2}
 
 
 #: with as many requests as a card has SMs and 128 heads a call takes torch 18 s on two cores; it

@@ -252,7 +252,7 @@ def plan_of(case: Sample, sms: int) -> Plan | None:
         num_workers=sms // case.tile[1],
         policy="fixed",
         schedule="grid" if mode.formula else "persistent",
-        num_splits=1 if in_waves(config) else 2,
+        num_splits=1 if in_waves(replace(config, q_dtype=case.problem.q_dtype)) else 2,
     )
 
 

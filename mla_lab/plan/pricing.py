@@ -192,9 +192,8 @@ def config_of(problem: Problem, family: KernelCosts, rows: int, cluster: int) ->
 
 
 def card_rate_of(family: KernelCosts, gpu: Gpu) -> float:
-    """Bytes a nanosecond that the family reads on this card; the H200's rate if unknown. Both cards
-    count by their datasheets, since only the H200 has a measured rate."""
-    rate = family.card_rate * gpu.hbm_tbps / H200.hbm_tbps
+    """Bytes a nanosecond that the family reads on this card; the H200's rate if unknown."""
+    rate = family.card_rate * gpu.read_tbps / H200.read_tbps
     return rate if rate == rate else family.card_rate
 
 

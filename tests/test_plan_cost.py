@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from mla_lab.bench.tune.calibrate import Measured, predictions
 from mla_lab.core.errors import InvalidInput, Unsupported
-from mla_lab.core.gpu import H100, H200
+from mla_lab.core.gpu import H100, H200, from_properties
 from mla_lab.core.problem import Problem
 from mla_lab.plan import (
     CostModel,
@@ -394,3 +395,16 @@ def test_1024_requests_in_under_10_ms(policy):
     took = min(planning_ms(policy, ragged_problem()))
     print(f"{policy}: {took:.2f} ms, {took / BUDGET_MS:.2f} of the budget")
     assert took < BUDGET_MS
+
+
+@pytest.mark.parametrize("batch", [1, 64, 300])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_hopper_card_without_known_rates_has_a_kernel(batch: int, heads: int) -> None:
+    reported = SimpleNamespace(
+        name="NVIDIA H20", multi_processor_count=78, major=9, minor=0, total_memory=96 * 10**9
+    )
+    card, problem = from_properties(reported), Problem.uniform(batch, 1, 1000, heads)
+    choice = choose(problem, gpu=card)
+    assert choice.config is not None and choice.config.kernel.startswith("cute/")
+    assert "no floor: the rates of NVIDIA H20 are unknown" in choice.reason
+    assert choice.plan(problem).num_workers <= card.sms

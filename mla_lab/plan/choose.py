@@ -10,6 +10,7 @@ over a cluster of two CTAs that share each KV block by multicast, and so fills t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -142,6 +143,8 @@ def _all_candidates(
 def regime(problem: Problem, gpu: Gpu) -> str:
     """The resource that limits this problem on this card, in words."""
     floor = gpu.roofline_time(problem) * 1e6
+    if math.isnan(floor):
+        return f"no floor: the rates of {gpu.name} are unknown"
     side = "matrix" if gpu.bound(problem) == "compute" else "memory"
     if floor < 15:
         return f"latency regime, {side} floor {floor:.1f} us"

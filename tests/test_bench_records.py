@@ -183,6 +183,8 @@ def test_a_table_shows_every_peer_and_the_best_public_one():
     cells = [cell.strip() for cell in table[2].split("|")[1:-1]]
     assert cells == [CASES[0].name, "10.0", "15.0", "12.0", "500", "1.20"], "no empty column"
     assert "no kernel" in refusals_table(rows)
+    by_torch = times_table([row(CASES[0], 1204.0, "mla-lab-torch", noise=0.0)], "anchor")
+    assert "mla-lab-torch us" in by_torch and "1204" in by_torch, "by its own name"
 
 
 def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():

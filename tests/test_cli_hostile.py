@@ -72,6 +72,10 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("verify kinds r.jsonl --calls 0", "--calls: got 0"),
         ("verify emulated r.jsonl --jobs 0", "--jobs: got 0"),
         ("verify pairwise r.jsonl --device cpu --only 1 --first 2", "--first: got 2"),
+        (
+            "verify sm100 r.jsonl --list builds --seconds 5",
+            "--seconds: got 5.0; supported: it without",
+        ),
         ("verify pairwise r.jsonl --device cpu --again --first 2", "--again: got it with --first"),
         ("verify pairwise r.jsonl --device cpu --again --only 2", "--again: got it with --only"),
         ("verify pairwise nowhere/r.jsonl --device cpu", "record: got nowhere/r.jsonl"),

@@ -135,6 +135,7 @@ def times_table(rows: Sequence[Row], family: str) -> str:
     us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
     have = {name for times in us.values() for name in times}
     shown = [name for name in columns(rows) if name in have]
+    shown += sorted(have.difference(shown, (FIRST, IN_STEP, PUBLIC_IN_STEP)))  # by their own names
     if first:
         shown.insert(1, FIRST)
     lines = []

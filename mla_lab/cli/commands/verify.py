@@ -134,6 +134,10 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise invalid("--dtypes", "none", "bf16, e4m3 or both")
     if first is not None and given.get("only"):
         raise invalid("--first", first, "no --only beside it")
+    if given.get("list") == "builds" and given["seconds"] < 1e9:
+        raise invalid(
+            "--seconds", given["seconds"], "it without --list builds, of which all are made"
+        )
     for name in ("first", "only"):
         if given.get("again") and given.get(name):
             raise invalid("--again", f"it with --{name}", "it alone: the record has the cases")

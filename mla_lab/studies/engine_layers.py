@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from ..interop.engines.step import Step, decode
 
 #: channels of a head: key without and with rope, value
 NOPE, ROPE, VALUE, LATENT = 128, 64, 128, 512
+Attend = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,33 @@ class StepLayers:
     def __init__(self, backend: str, shape: Shape, device: torch.device) -> None:
         self._shape = shape
         self._offsets = torch.arange(shape.batch + 1, dtype=torch.int32, device=device)
-        self.layers = [StepLayer(shape, weight(shape, i, device)) for i in range(shape.layers)]
+        self.layers = [AbsorbedLayer(shape, i, device, self._decode) for i in range(shape.layers)]
 
     def build(self, lens: Tensor, block_table: Tensor, slots: Tensor, capture: bool) -> Step:
         """The metadata of a step."""
         return Step(block_table, lens, self._offsets, self._shape.max_len, 1)
 
+    def _decode(self, query: Tensor, cache: Tensor, step: Step) -> Tensor:
+        return decode(
+            step,
+            query,
+            cache,
+            scale=self._shape.scale,
+            value_scale=1.0,
+            out_dtype=query.dtype,
+            return_lse=False,
+        )[0]
 
-class StepLayer:
-    """Absorption, decode, value projection."""
 
-    def __init__(self, shape: Shape, projection: Tensor) -> None:
+class AbsorbedLayer:
+    """Absorption, an engine's attention, value projection; `attend` returns [tokens, heads, latent]
+    of absorbed queries, the layer's cache and a step's metadata."""
+
+    def __init__(self, shape: Shape, index: int, device: torch.device, attend: Attend) -> None:
+        projection = weight(shape, index, device)
         split = projection.T.view(LATENT, shape.heads, NOPE + VALUE).split((NOPE, VALUE), -1)
         self.W_UK_T, self.W_UV = split[0].permute(1, 2, 0), split[1].transpose(0, 1)
-        self._scale = shape.scale
+        self._attend = attend
 
     def forward_impl(
         self,
@@ -81,19 +96,11 @@ class StepLayer:
         latent: Tensor,
         rope: Tensor,
         cache: Tensor,
-        metadata: Step,
+        metadata: Any,
         out: Tensor,
     ) -> None:
         """Values of the step's tokens into `out`."""
-        mixed, _ = decode(
-            metadata,
-            absorbed_query(query, self.W_UK_T),
-            cache,
-            scale=self._scale,
-            value_scale=1.0,
-            out_dtype=query.dtype,
-            return_lse=False,
-        )
+        mixed = self._attend(absorbed_query(query, self.W_UK_T), cache, metadata)
         into = out.view(len(out), -1, VALUE).transpose(0, 1)
         torch.bmm(mixed.transpose(0, 1), self.W_UV, out=into)
 

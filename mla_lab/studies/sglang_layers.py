@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine_layers import LATENT, NOPE, ROPE, VALUE, Shape, absorbed_query, weight
+from .engine_layers import LATENT, NOPE, ROPE, VALUE, AbsorbedLayer, Attend, Shape
 
 PREFIX = "SGLANG_"
 #: of DeepSeek V3's configuration what SGLang reads before it makes a model
@@ -54,7 +54,9 @@ class SglangLayers:
         self._backend = ATTENTION_BACKENDS[backend.removeprefix(PREFIX).lower()](self._runner)
         if device.type == "cuda":
             self._backend.init_cuda_graph_state(shape.batch, shape.batch)
-        self.layers = [SglangLayer(self, i) for i in range(shape.layers)]
+        self.layers = [
+            AbsorbedLayer(shape, i, device, self._attention(i)) for i in range(shape.layers)
+        ]
         self._requests = torch.arange(shape.batch, device=device)
         self._slots_made = False
 
@@ -90,42 +92,20 @@ class SglangLayers:
         table.copy_(slots[:, : table.shape[1]])
         self._slots_made = True
 
-    def attend(self, index: int, query: Tensor, cache: Tensor, batch: Any, layer: Any) -> Tensor:
-        """[tokens, heads, 512] of one layer over `cache`, which takes its place in the pool."""
-        self._runner.token_to_kv_pool.kv_buffer[index] = cache.view(-1, 1, LATENT + ROPE)
-        out = self._backend.forward(query.flatten(1), None, None, layer, batch, save_kv_cache=False)
-        return out.view(len(query), -1, LATENT)
-
-
-class SglangLayer:
-    """Absorption, SGLang's attention, value projection."""
-
-    def __init__(self, layers: SglangLayers, index: int) -> None:
+    def _attention(self, index: int) -> Attend:
+        """SGLang's attention of a layer, whose cache takes its place in the pool."""
         from sglang.srt.layers.radix_attention import RadixAttention
 
-        shape = layers._shape
-        projection = weight(shape, index, layers._device)
-        split = projection.T.view(LATENT, shape.heads, NOPE + VALUE).split((NOPE, VALUE), -1)
-        self.W_UK_T, self.W_UV = split[0].permute(1, 2, 0), split[1].transpose(0, 1)
-        self._layers, self._index = layers, index
-        self._attention = RadixAttention(
-            shape.heads, LATENT + ROPE, shape.scale, 1, index, v_head_dim=LATENT
-        )
+        heads, scale = self._shape.heads, self._shape.scale
+        layer = RadixAttention(heads, LATENT + ROPE, scale, 1, index, v_head_dim=LATENT)
 
-    def forward_impl(
-        self,
-        query: Tensor,
-        latent: Tensor,
-        rope: Tensor,
-        cache: Tensor,
-        metadata: Any,
-        out: Tensor,
-    ) -> None:
-        """Values of the step's tokens into `out`."""
-        absorbed = absorbed_query(query, self.W_UK_T)
-        mixed = self._layers.attend(self._index, absorbed, cache, metadata, self._attention)
-        into = out.view(len(out), -1, VALUE).transpose(0, 1)
-        torch.bmm(mixed.transpose(0, 1), self.W_UV, out=into)
+        def attend(query: Tensor, cache: Tensor, batch: Any) -> Tensor:
+            self._runner.token_to_kv_pool.kv_buffer[index] = cache.view(-1, 1, LATENT + ROPE)
+            q = query.flatten(1)
+            out = self._backend.forward(q, None, None, layer, batch, save_kv_cache=False)
+            return out.view(len(query), -1, LATENT)
+
+        return attend
 
 
 def _runner(shape: Shape, device: torch.device) -> Any:

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mla_lab.backends.cute.backend import common_reason
 from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import H100, H200, from_properties
 from mla_lab.core.problem import Problem
@@ -404,6 +406,7 @@ def test_a_hopper_card_without_known_rates_has_a_kernel(batch: int, heads: int) 
         name="NVIDIA H20", multi_processor_count=78, major=9, minor=0, total_memory=96 * 10**9
     )
     card, problem = from_properties(reported), Problem.uniform(batch, 1, 1000, heads)
+    assert common_reason(Features(), problem, card) is None
     choice = choose(problem, gpu=card)
     assert choice.config is not None and choice.config.kernel.startswith("cute/")
     assert "no floor: the rates of NVIDIA H20 are unknown" in choice.reason

@@ -44,8 +44,9 @@ Result = Tensor | tuple[Tensor, Tensor]
 
 
 def run(args: DecodeArgs) -> Result:
-    """`run_untraced`, which torch.compile leaves alone: where it cannot trace a program whole it
-    compiles what that calls, and NumPy's arithmetic of plans with other dtypes than NumPy's.
+    """Check, plan and run a call, outside of what torch.compile compiles. Where a program cannot be
+    traced whole, Dynamo would also compile the functions below, and run the arithmetic of plans,
+    which is NumPy's, with dtypes of torch's.
     """
     # without that module nothing is compiled, and importing it takes seconds
     if "torch._dynamo" in sys.modules:

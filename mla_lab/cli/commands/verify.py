@@ -16,6 +16,8 @@ from ._progress import Bar, bar
 from ._words import device_of, names, numbers
 
 Row = dict[str, Any]
+#: seconds of a run that ends with its last case
+NO_LIMIT = 1e9
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -60,7 +62,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         choices=("", "published", "features", "builds"),
         help="one list; builds: what each is compiled to, for both architectures, and nothing runs",
     )
-    sm100.add_argument("--seconds", type=float, default=1e9, help="begin no case after this")
+    sm100.add_argument("--seconds", type=float, default=NO_LIMIT, help="begin no case after this")
     sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
@@ -93,7 +95,9 @@ def _add_emulator(verbs: Any) -> None:
     ):
         verb = verbs.add_parser(name, help=what)
         verb.add_argument("--build", default="", help="part of a name; all builds without it")
-        verb.add_argument("--seconds", type=float, default=1e9, help="begin no build after this")
+        verb.add_argument(
+            "--seconds", type=float, default=NO_LIMIT, help="begin no build after this"
+        )
         verb.add_argument("--jobs", type=int, default=1, help="processes, of builds")
         verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
@@ -134,7 +138,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise invalid("--dtypes", "none", "bf16, e4m3 or both")
     if first is not None and given.get("only"):
         raise invalid("--first", first, "no --only beside it")
-    if given.get("list") == "builds" and given["seconds"] < 1e9:
+    if given.get("list") == "builds" and given["seconds"] < NO_LIMIT:
         raise invalid(
             "--seconds", given["seconds"], "it without --list builds, of which all are made"
         )

@@ -112,6 +112,18 @@ def test_what_fits(stages: int, groups: int, in_registers: bool, verdict: str) -
     assert verdict in Budget(64, 64, stages, groups, in_registers).verdict()
 
 
+def test_what_fits_has_room_in_the_register_file() -> None:
+    # 128 rows of O are all of an SM's registers, however many warp groups share them
+    for groups in (1, 2, 3):
+        verdict = Budget(128, 32, 1, groups, False).verdict()
+        assert "of the SM's 65,536" in verdict, verdict
+    # Q and the scores belong to a warp group of their own, as in keep_ab, of 160 and 184
+    ours = Budget(64, 64, 3, 2, True)
+    assert ours.registers_per_thread == 160
+    assert 184 <= ours.q_registers() <= 188
+    assert "of 255" in Budget(128, 32, 1, 3, True).verdict()
+
+
 def test_the_accumulator_is_half_the_register_file() -> None:
     explorer = budget_explorer.BudgetExplorer()
     assert "32,768 fp32 registers" in explorer.footer.value

@@ -136,6 +136,13 @@ def test_calls_of_the_port_are_drawn_with_their_method() -> None:
     assert "median of 9 rounds" in calls.methods(calls.MLA)
 
 
+def test_a_floor_of_another_run_is_said_beside_calls_with_a_host_plan() -> None:
+    explorer = RecordExplorer(heads=16)
+    read = f"the floor is of {measured_card().read_tbps:.2f}"
+    assert read not in explorer.note(explorer.state)
+    assert read in explorer.note({**explorer.state, "planned": True})
+
+
 def names(explorer: RecordExplorer) -> list[str]:
     return [trace.name for trace in explorer.figure(explorer.state).data]
 

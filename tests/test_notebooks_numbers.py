@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mla_lab import lab
 from mla_lab.bench.cases import uniform_case
-from mla_lab.bench.records import results
+from mla_lab.bench.records import Row, problem_of, results
 from mla_lab.bench.rotation import LEAST_BYTES, MANY
 from mla_lab.core import kv_cache, masks
 from mla_lab.core.gpu import H200
@@ -25,7 +26,7 @@ from mla_lab.lab.explorers.neighbour import (
     invariance_costs,
     pieces,
 )
-from mla_lab.lab.measuring import headline_rows, measured_card, runs
+from mla_lab.lab.measuring import ANCHOR, headline_rows, measured_card, runs
 from mla_lab.lab.policies import FA3_SHARE
 from mla_lab.lab.predicted import partial_mb
 from mla_lab.lab.roofline import intensity
@@ -257,7 +258,26 @@ def test_words_for_numbers_hold() -> None:
     assert _method()["rounds"] == 9, "90: nine rounds"
     assert fa3_splits(106, 128, 132) == 1 < fa3_splits(44, 128, 132), "31: 80 % of the SMs"
     assert masks.pack(masks.chain(2)).element_size() == 2, "35: 16-bit words"
+    sides = {n: {_side(b, n) for b in (1, 4, 16, 64, 128)} for n in (1024, 8192)}
+    assert sides == {1024: {"memory"}, 8192: {"compute"}}, "11: `batch` no, `cached` yes"
+    assert not _below_floor(headline_rows()), "11: no time of that run"
+    below = _below_floor(row for run in runs(ANCHOR) for row in run.rows)
+    assert all(ratio > 0.95 for ratio in below), "11: by a few per cent"
     assert 3 * STAGE <= H200.smem_per_block < 3 * STAGE * 9 // 8, "21: padding leaves two stages"
+
+
+def _side(batch: int, kv_len: int) -> str:
+    """Of 16 heads and 6 draft tokens on the roofline's chart."""
+    state = {"batch": batch, "kv_len": kv_len, "heads": 16, "drafts": 6, "kv_format": "bf16"}
+    return measured_card().bound(lab.RooflineExplorer().problem(state))
+
+
+def _below_floor(rows: Iterable[Row]) -> list[float]:
+    """Times over the floor of the H200 as the plain call's run measured it, where below 1."""
+    calls = (row for row in rows if row["kind"] == "result" and row["status"] == "ok")
+    dense = (row for row in calls if not row["features"])
+    ratios = (row["us"] / measured_card().roofline_time(problem_of(row)) / 1e6 for row in dense)
+    return [ratio for ratio in ratios if ratio < 1]
 
 
 def _whole_requests(batch: int) -> float:

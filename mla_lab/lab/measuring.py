@@ -1,7 +1,8 @@
 """Figures with their source: measured now on a GPU, else recorded in `data/`, else missing.
 
-All floors of the workbook use the ceilings of the run whose times are shown: its best read and its
-best GEMM. No recorded call is faster than its floor.
+Floors use the ceilings of the plain call's run, its best read and its best GEMM (those of cache
+formats: of their own run). No call is faster than the floor of its own run; one of another run, on
+another card, may be by a few per cent.
 """
 
 from __future__ import annotations

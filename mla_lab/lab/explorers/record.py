@@ -14,7 +14,7 @@ from ...core.problem import Problem
 from ...simulate.anatomy import chosen
 from ...simulate.recorded import recorded
 from .. import explorer
-from ..measuring import ANCHOR, OURS, headline_run, live_us, measured_card, runs
+from ..measuring import ANCHOR, OURS, anchor_rows, headline_run, live_us, measured_card, runs
 from ..session import gpu_name
 from ..source import PREDICTED
 from ..style import (
@@ -87,6 +87,17 @@ def _planned() -> tuple[Medians, str]:
     """Medians of our calls with a host plan, and the label of their run."""
     found = runs(ANCHOR)
     return (medians(found[-1].rows), found[-1].source.label) if found else ({}, "")
+
+
+def _other_ceilings() -> str:
+    """How fast the card with a host plan read, beside the one whose floor is drawn."""
+    reads = [row["ceilings"]["read_tbps"] for row in anchor_rows() if row.get("ceilings")]
+    if not reads:
+        return ""
+    return (
+        f" The run with a host plan read {max(reads):.2f} TB/s at best, the floor is of "
+        f"{measured_card().read_tbps:.2f}."
+    )
 
 
 class RecordExplorer(explorer.Explorer):
@@ -179,6 +190,8 @@ class RecordExplorer(explorer.Explorer):
         if run:
             call = HEADLINES.get(find_headline(run.rows) or "", "not in this record")
             words = f"{run.source.chip()} ours: {call}."
+        if state["planned"]:
+            words += _other_ceilings()
         if state["live"] and not gpu_name():
             words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
         return f"<div>{words}</div>"

@@ -22,6 +22,7 @@ from mla_lab.lab.steps import live as live_module
 from mla_lab.lab.steps.compiled import DoesNotCompile
 from mla_lab.lab.steps.kernel import StepKernel
 from mla_lab.lab.steps.live import live
+from mla_lab.lab.steps.outcome import emulate
 from mla_lab.lab.steps.plain import constants_of
 from mla_lab.lab.steps.report import ptx_changes, report
 from mla_lab.lab.steps.trials import Trial, trial
@@ -123,6 +124,17 @@ def test_a_wrong_answer_gets_a_sentence_that_helps(
     author = text.solution_text(step(number))
     bodies = [line.strip() for line in author.splitlines() if line.strip().startswith("return")]
     assert not any(line in verdict.sentence for line in bodies), "the answer is given away"
+
+
+def test_a_wrong_parity_hangs_or_races_by_when_copies_land() -> None:
+    """What notebook 65 says of a parity that changes from tile to tile."""
+    wrong = completed("65", step_answers.full_parity_by_tile())
+    emulated, kinds = wrong.compiled.emulated(), {}
+    for schedule in ("fair", "late"):
+        found = emulate(emulated, trial("65"), schedule).hazards()
+        kinds[schedule] = {finding.kind for finding in found}
+    assert "deadlock" in kinds["fair"]
+    assert "race" in kinds["late"] and "deadlock" not in kinds["late"]
 
 
 def test_every_step_has_wrong_answers_here() -> None:

@@ -50,6 +50,7 @@ ROW, STAGE = 576 * 2, 64 * 576 * 2
 #: bytes of a query token's out and lse with 128 heads; of NVLink on an H200, one way a second
 SENT, NVLINK = 128 * (512 * 2 + 4), 900e9 / 2
 BIG, FEW_HEADS, ALONE = "b64_q1_h128_kv2048", "b64_q1_h16_kv4096", "b1_q1_h128_kv8192"
+PAGES_RECORD = "h200_plain_pages.jsonl"
 #: sizes that any notebook may state
 SIZES = (
     f"{kv_cache.token_bytes('bf16'):,} bytes",
@@ -96,6 +97,7 @@ def claims(number: str) -> tuple[str, ...]:
         "22": (
             f"take {_pages('keep_ab')} times as long on pages of 16 as on 64",
             f"and {_pages('swap_ab')} times with swap_ab",
+            f"(H200, {runs(PAGES_RECORD)[-1].date}, `{PAGES_RECORD}`)",
         ),
         "30": (
             f"the launch {plans.LAUNCH_US} microseconds",
@@ -195,7 +197,7 @@ def _gain(case: str, step: int) -> str:
 
 def _pages(kernel: str) -> str:
     """Time of a plain bf16 call on pages of 16 over that on pages of 64."""
-    (run,) = runs("h200_plain_pages.jsonl")
+    (run,) = runs(PAGES_RECORD)
     us = {row["case"]: row["us"] for row in results(run.rows, "ok")}
     return _range(
         row["us"] / us[row["case"].removesuffix("_p16")]

@@ -93,6 +93,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("53.1", lambda down: 8 * 36 * (64 // down + 8 * down) * 32 / 1024, "scores alone"),
     ("53.1", lambda down: 592, "a warp has 16 rows, 32 keys"),
     ("54.1", lambda waits, arrivers: set(waits.values()), "the way to it"),
+    ("54.1", lambda waits, arrivers: _of_arrivers(waits, arrivers), "the way to it"),
     ("54.1", lambda waits, arrivers: set(waits), "barriers are wanted"),
     ("54.1", lambda waits, arrivers: [], "nothing is returned"),
     ("54.1", lambda waits, arrivers: {max(arrivers)}, "follow each arriver"),
@@ -124,6 +125,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("90.1", lambda a, b: True, "in place of True"),
     ("90.1", lambda a, b: _verdict_by_range(a, b), "does not hide 10 %"),
 ]
+
+
+def _of_arrivers(waits: dict[int, str], arrivers: dict[str, list[int]]) -> set[str]:
+    """Barriers for which a warp waits that should arrive elsewhere: right where one step leads to
+    the circle."""
+    needed = {warp for barrier in set(waits.values()) for warp in arrivers[barrier]}
+    return {barrier for warp, barrier in waits.items() if warp in needed}
 
 
 def _naive_merge(

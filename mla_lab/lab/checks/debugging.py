@@ -12,6 +12,11 @@ HANGS: tuple[tuple[dict[int, str], dict[str, list[int]], set[str]], ...] = (
         {"empty": [1, 4], "p": [8], "full": [0]},
         {"empty", "p", "full"},
     ),
+    (  # two steps lead to the circle
+        {1: "x", 2: "y", 3: "a", 4: "b"},
+        {"x": [2], "y": [3], "a": [4], "b": [3]},
+        {"a", "b"},
+    ),
     (
         {2: "out", 3: "a", 4: "b"},
         {"out": [3], "a": [4], "b": [3]},

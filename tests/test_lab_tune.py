@@ -16,7 +16,7 @@ from mla_lab.cli.commands._problem import add_problem_options, problem_of
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.models import get_model
 from mla_lab.lab import measuring, serving_day
-from mla_lab.workload import shipped_trace
+from mla_lab.workload import replay, shipped_trace
 
 
 def test_the_curve_counts_every_request_of_the_trace() -> None:
@@ -24,6 +24,21 @@ def test_the_curve_counts_every_request_of_the_trace() -> None:
     assert len(moments) == serving_day.MOMENTS and counts.max() > 1
     slower = serving_day.batches("", 60)[1]
     assert slower.sum() > counts.sum(), "requests that take longer are more at a time"
+
+
+def test_the_curve_ends_with_the_last_token_of_any_request(tmp_path: Path) -> None:
+    moments, _ = serving_day.batches("", 30)
+    trace = shipped_trace()
+    assert len(replay(trace, float(moments[-1]) - 0.02, 0.03))
+    assert not len(replay(trace, float(moments[-1]) + 0.02, 0.03))
+    path = tmp_path / "long_first.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2026-01-01 00:00:00,900,4000\n2026-01-01 00:00:01,900,1\n"
+    )
+    moments, counts = serving_day.batches(str(path), 30)
+    assert moments[-1] == pytest.approx(4000 * 0.03)
+    assert set(counts[2:-1]) == {1}
 
 
 def test_a_moment_without_requests_goes_to_the_nearest_that_has_some() -> None:

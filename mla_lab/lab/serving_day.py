@@ -52,9 +52,9 @@ class Errors:
 
 @lru_cache(maxsize=16)
 def batches(path: str, step_ms: float) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of a trace, s, and how many requests decode at each."""
+    """Moments of a trace, s, to the end of its last token, and how many requests decode at each."""
     trace = open_trace(path)
-    end = trace.duration_s + float(trace.output_lens[-1]) * step_ms / 1e3
+    end = float((trace.arrival_s + trace.output_lens * step_ms / 1e3).max())
     moments = np.linspace(0.0, end, MOMENTS)
     return moments, np.array([len(replay(trace, t, step_ms / 1e3)) for t in moments])
 

@@ -166,6 +166,12 @@ def test_explorers_state_their_findings() -> None:
     assert (
         "576 bytes a token, 0.50 of bf16; byte 575: rope column 63" in token.figure(token.state).alt
     )
+    scales = rounding_explorer.RoundingExplorer()
+    lines = rounding_explorer.rounding_lines("heavy_tailed", "scales")
+    finer = lines["128"][32768] / lines["tensor"][32768]
+    assert finer > 1, "here the finest scales are the worst, and the title says so"
+    said = scales.title(inputs="a sink token, outlier columns")
+    assert said.startswith(f"656 bytes have {finer:.2f} times the error of one scale")
     errors = rounding_explorer.RoundingExplorer(question="rounding of the weights")
     for inputs in rounding_explorer.INPUTS:
         errors.widgets["inputs"].value = inputs

@@ -385,6 +385,23 @@ def rounded_to_one() -> Functions:
     return {"nonzero_word": nonzero_word}
 
 
+def one_for_zero() -> Functions:
+    """The smallest number in place of zero."""
+
+    def nonzero_word(value):
+        bits = value.bitcast(Int32)
+        return bits if bits != 0 else Int32(1)
+
+    return {"nonzero_word": nonzero_word}
+
+
+def last_bit_set() -> Functions:
+    def nonzero_word(value):
+        return value.bitcast(Int32) | 1
+
+    return {"nonzero_word": nonzero_word}
+
+
 def equal_weights() -> Functions:
     def merge_factors(top, other):
         return Float32(0.5), Float32(0.5)
@@ -418,7 +435,16 @@ BY_STEP: dict[str, tuple[Callable[[], Functions], ...]] = {
     "66": (always_add, latent_alone, stage_zero, rows_of_a_thread),
     "67": (own_columns, forgotten_max, no_rescale, rescale_backwards, log_of_two),
     "68": (rows_for_columns, one_stage_of_values, factors_by_register, nothing_rescaled),
-    "69": (rounded_up, rounded_down, zeros_as_they_are, rounded_to_one, equal_weights, one_sided),
+    "69": (
+        rounded_up,
+        rounded_down,
+        zeros_as_they_are,
+        rounded_to_one,
+        one_for_zero,
+        last_bit_set,
+        equal_weights,
+        one_sided,
+    ),
 }
 
 

@@ -81,7 +81,9 @@ WRONG: list[tuple[str, Callable[[], Functions], str]] = [
     ("69", step_answers.rounded_up, "which tiles belong to no worker"),
     ("69", step_answers.rounded_down, "which tiles belong to no worker"),
     ("69", step_answers.zeros_as_they_are, "polls a word that stays 0"),
-    ("69", step_answers.rounded_to_one, "brought to the greater one"),
+    ("69", step_answers.rounded_to_one, "1.5 travels as the word 0x3fd00000"),
+    ("69", step_answers.one_for_zero, "0.0 travels as the word 0x00000001"),
+    ("69", step_answers.last_bit_set, "1.5 travels as the word 0x3fc00001"),
     ("69", step_answers.equal_weights, "brought to the greater one"),
     ("69", step_answers.one_sided, "brought to the greater one"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,8 @@ from .hints import Hint, need, number, parts, short
 #: `setmaxnreg`: multiples of 8 in this range (PTX ISA)
 LEAST, MOST, GRAIN = 24, 256, 8
 WARP_GROUP = 128
+#: the word of -0.0
+MINUS_ZERO = -(1 << 31)
 CTA_THREADS = 3 * WARP_GROUP
 #: registers a thread at launch, and of the CTA: what setmaxnreg moves
 AT_LAUNCH = H200.registers_per_sm // CTA_THREADS // GRAIN * GRAIN
@@ -112,8 +115,6 @@ def _swizzle_numbers(mine: Any) -> None:
 
 
 def _shares(mine: Any) -> None:
-    if not mine:
-        return
     for workers, tiles in ((4, 11), (4, 9), (7, 3), (2, 64)):
         cuts = [mine.first_of_share(w, workers, tiles) for w in range(workers + 1)]
         case = f"{tiles} tiles on {workers} workers are cut at {short(cuts)}"
@@ -126,4 +127,41 @@ def _shares(mine: Any) -> None:
         )
 
 
-NUMBERS: dict[str, Callable[[Any], None]] = {"60": _registers, "62": _swizzle, "69": _shares}
+class _Word(float):
+    """An fp32 of a step's function, called as Python: its bits as the DSL gives them."""
+
+    def bitcast(self, _kind: Any) -> int:
+        """The 32 bits as a signed integer."""
+        (bits,) = struct.unpack("<i", struct.pack("<f", self))
+        return int(bits)
+
+
+def _words(mine: Any) -> None:
+    """Words of the exchange, where the function is plain arithmetic: each is its number's own, and
+    that of +0.0 means zero too. The emulator alone finds no changed last bit.
+    """
+    for value in (1.5, -0.0, -2.0e-38, 3.0e5, 0.0):
+        number_of = _Word(value)
+        try:
+            word = int(mine.nonzero_word(number_of))
+        except Exception:  # it needs the compiler
+            return
+        right = number_of.bitcast(int) or MINUS_ZERO
+        need(
+            value or word != 0,
+            "A worker polls a word that stays 0: what travels where a sum is +0.0?",
+        )
+        need(
+            word == right,
+            f"{value} travels as the word {word & 0xFFFFFFFF:#010x}, which is another number: all "
+            "but +0.0 keep their words, and of +0.0 one other word means the same",
+        )
+
+
+def _workers(mine: Any) -> None:
+    if mine:
+        _shares(mine)
+        _words(mine)
+
+
+NUMBERS: dict[str, Callable[[Any], None]] = {"60": _registers, "62": _swizzle, "69": _workers}

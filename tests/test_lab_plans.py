@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,17 @@ def test_presets_are_seeded_and_positive(preset: str) -> None:
 def test_an_unknown_preset_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"supported: .*ragged"):
         lengths.preset_lengths("odd", 4, 100)
+
+
+def test_no_prediction_is_quicker_than_the_read_that_the_note_states() -> None:
+    for sms, kv_len in ((66, 8192), (132, 32768)):
+        state = {"lengths": "all equal", "heads": 16, "batch": 64, "kv_len": kv_len, "sms": sms}
+        explorer = plan_explorer.PlanExplorer(left="none", right="plain call", **state)
+        read = re.search(r"reading them once takes ([\d.]+) us", explorer.note(explorer.state))
+        assert read
+        for policy in ("none", "plain call"):
+            timeline = predicted.planned(explorer.problem(explorer.state), policy, sms)[1]
+            assert timeline.makespan > float(read[1]), (sms, policy)
 
 
 def test_the_policy_table_has_every_policy_quickest_first() -> None:

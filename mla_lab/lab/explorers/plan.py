@@ -6,13 +6,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ...core.gpu import H200
 from ...core.problem import Problem
 from ...plan import POLICIES, Plan
 from ...simulate import Timeline
 from .. import explorer
 from ..gantt import side_by_side
 from ..lengths import PRESETS, preset_lengths, trace_lengths
+from ..measuring import measured_card
 from ..predicted import MERGES, PLAIN, partial_mb, planned
 from ..source import PREDICTED
 
@@ -81,7 +81,8 @@ class PlanExplorer(explorer.Explorer):
         problem = self.problem(state)
         pages = sum(-(-n // problem.page_size) for n in problem.kv_lens)
         spare = 1 - problem.total_kv / (pages * problem.page_size)
-        read_tbps = H200.read_tbps * state["sms"] / H200.sms
+        card = measured_card()
+        read_tbps = card.read_tbps * state["sms"] / card.sms
         floor = problem.total_kv * problem.kv_token_bytes / 1e6 / read_tbps
         return (
             f"<div>{problem.batch} requests, {problem.total_kv:,} cached tokens on {pages:,} pages "

@@ -102,13 +102,22 @@ def test_a_missing_module_of_ours_keeps_its_traceback(error, monkeypatch):
         cli.main(["fail"])
 
 
-@pytest.mark.parametrize("command", [["decode"], ["ladder"]])
-def test_without_torch_a_command_says_so_in_one_line(command):
-    code = "import sys; sys.modules['torch'] = None; import mla_lab.cli as c; "
+@pytest.mark.parametrize(
+    ("package", "command", "way_out"),
+    [
+        ("torch", ["decode"], "pip install torch"),
+        ("torch", ["ladder"], "pip install torch"),
+        ("ipywidgets", ["course", "syllabus"], "pip install 'mla-lab[lab]'"),
+        ("ipywidgets", ["course", "grade", "."], "pip install 'mla-lab[lab]'"),
+        ("IPython", ["course", "syllabus"], "pip install 'mla-lab[lab]'"),
+    ],
+)
+def test_without_a_package_a_command_says_so_in_one_line(package, command, way_out):
+    code = f"import sys; sys.modules[{package!r}] = None; import mla_lab.cli as c; "
     code += f"sys.exit(c.main({command!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == f"mla-lab {command[0]}: torch: not installed; pip install torch\n"
+    assert done.stderr == f"mla-lab {command[0]}: {package}: not installed; {way_out}\n"
 
 
 WITHOUT_POSIX = """

@@ -26,8 +26,11 @@ INTERRUPTED = 130
 #: packages that a command may need, and the extra that installs them
 OPTIONAL = {
     "torch": "pip install torch",
-    "jupyterlab": "pip install 'mla-lab[lab]'",
-    "plotly": "pip install 'mla-lab[lab]'",
+    **dict.fromkeys(
+        ("IPython", "ipywidgets", "jupyterlab", "nbclient", "nbformat", "plotly"),
+        "pip install 'mla-lab[lab]'",
+    ),
+    "networkx": "pip install 'mla-lab[compile]'",
     "ray": "pip install 'mla-lab[ray]'",
     "tvm_ffi": "pip install apache-tvm-ffi",
 }

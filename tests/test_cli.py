@@ -228,3 +228,15 @@ def test_doctor_sees_a_gpu(monkeypatch):
     gpu = next(f for f in doctor._device() if f.name == "GPU 0")
     assert gpu.there
     assert gpu.detail == "NVIDIA H200, compute capability 9.0, 132 SMs, 141 GB"
+
+
+@pytest.mark.parametrize("given", ["nowhere", "."])
+def test_a_folder_of_data_that_is_none_is_named(given, monkeypatch, tmp_path, capsys):
+    """By the doctor, and in one line by a command, in place of the first file that it lacks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLA_LAB_DATA", given)
+    data = next(f for f in doctor.examine() if f.name == "data")
+    assert not data.there
+    assert data.detail.startswith(f"MLA_LAB_DATA: got '{given}'; supported: a folder of data")
+    assert cli.main(["ladder"]) == 2
+    assert capsys.readouterr().err == f"mla-lab ladder: {data.detail}\n"

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .errors import BuildError
+from .errors import BuildError, invalid
+
+#: names the other folder of data
+VARIABLE = "MLA_LAB_DATA"
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -34,6 +37,13 @@ def own_data_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """The folder that `MLA_LAB_DATA` names, else `own_data_dir`."""
-    other = os.environ.get("MLA_LAB_DATA")
-    return Path(other) if other else own_data_dir()
+    """The folder that `MLA_LAB_DATA` names, else `own_data_dir`. Raises InvalidInput where it names
+    no such folder.
+    """
+    other = os.environ.get(VARIABLE)
+    if not other:
+        return own_data_dir()
+    if not (Path(other) / "runtime").is_dir():
+        supported = "a folder of data, such as `mla-lab live --into` makes: it has runtime/"
+        raise invalid(VARIABLE, repr(other), supported)
+    return Path(other)

@@ -140,6 +140,15 @@ def test_fixed_size_pieces():
         ("greedy", {"parts": 0}, "parts, overhead: got"),
         ("none", {"parts": 3}, r"knobs of policy 'none': got \['parts'\]; supported: \[\]"),
         ("best", {}, "policy: got 'best'; supported: "),
+        (["fixed"], {}, r"policy: got \['fixed'\]; supported: "),
+        ("fixed", {"num_splits": "3"}, "num_splits: got str; supported: an int"),
+        ("fixed", {"num_splits": 2.5}, "num_splits: got float; supported: an int"),
+        ("fixed", {"num_splits": True}, "num_splits: got bool; supported: an int"),
+        ("fixed", {"num_splits": None}, "num_splits: got NoneType; supported: an int"),
+        ("fixed", {"num_splits": 1 << 70}, f"num_splits: got {1 << 70}; supported: up to"),
+        ("fixed_size", {"half_blocks": 1.5}, "half_blocks: got float; supported: an int"),
+        ("greedy", {"parts": 2.5}, "parts: got float; supported: an int"),
+        ("greedy", {"payload": 1 << 70}, f"payload: got {1 << 70}; supported: up to"),
     ],
 )
 def test_wrong_knobs(policy, knobs, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, Plan, WorkspaceLayout, make_plan
 from mla_lab.plan.workspace import ALIGNMENT, MAX_GROUPS
@@ -120,6 +120,20 @@ def test_sizes_must_be_positive():
         make_plan(RAGGED, tile_kv=-1)
     with pytest.raises(InvalidInput, match="num_workers: got 0; supported: 1 or more"):
         make_plan(RAGGED, num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"num_workers": True}, "num_workers: got bool; supported: an int"),
+        ({"tile_rows": True}, "tile_rows: got bool; supported: an int"),
+        ({"model": "cheap"}, "model: got str; supported: a mla_lab CostModel, or None"),
+        ({"problem": [700, 50]}, "problem: got list; supported: a mla_lab Problem"),
+    ],
+)
+def test_what_is_of_another_type_is_named(named, message):
+    with pytest.raises(InvalidType, match=message):
+        make_plan(**{"problem": RAGGED, **named})
 
 
 def test_unknown_schedule():

@@ -53,6 +53,10 @@ def make_plan(
     the tiles (default: the recorded constants for this tile shape). A persistent plan has exactly
     `num_workers` workers, idle ones included; a grid plan has one a tile.
     """
+    if not isinstance(problem, Problem):
+        raise invalid_type("problem", type(problem).__name__, "a mla_lab Problem")
+    if not isinstance(model, CostModel | None):
+        raise invalid_type("model", type(model).__name__, "a mla_lab CostModel, or None")
     _validate(tile_rows, tile_kv, num_workers, policy, schedule)
     _validate_knobs(policy, knobs)
     shape = Shape.of(problem, tile_rows, tile_kv, num_workers)
@@ -95,25 +99,37 @@ def predicted_us(plan: Plan, model: CostModel | None = None) -> float:
 
 #: rows and tokens of a tile, workers: far beyond any card's
 MOST = 1 << 20
+#: of a policy's own arguments: counts of pieces and blocks, which are int32
+MOST_OF_KNOB = 2**31 - 1
 
 
 def _validate(rows: int, kv: int, workers: int, policy: str, schedule: str) -> None:
     for name, value in (("tile_rows", rows), ("tile_kv", kv), ("num_workers", workers)):
-        if not isinstance(value, Integral):
-            raise invalid_type(name, type(value).__name__, "an int")
+        _validate_integer(name, value, MOST)
         if value < 1:
             raise invalid(name, value, "1 or more")
-        if value > MOST:
-            raise invalid(name, value, f"up to {MOST}")
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise invalid("policy", repr(policy), tuple(POLICIES))
     if schedule not in SCHEDULES:
         raise invalid("schedule", repr(schedule), SCHEDULES)
 
 
+def _validate_integer(name: str, value: object, most: int) -> None:
+    """An int, Python's or NumPy's (no bool), of at most `most`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise invalid_type(name, type(value).__name__, "an int")
+    if int(value) > most:
+        raise invalid(name, value, f"up to {most}")
+
+
 def _validate_knobs(policy: str, knobs: dict[str, Any]) -> None:
-    known = [name for name in inspect.signature(POLICIES[policy]).parameters if name != "shape"]
-    known = [name for name in known if name != "model"]
+    """Names and types; the policy checks the least values. None stands for a default of None."""
+    known = dict(inspect.signature(POLICIES[policy]).parameters)
+    for name in ("shape", "model"):
+        known.pop(name, None)
     unknown = sorted(set(knobs) - set(known))
     if unknown:
-        raise invalid(f"knobs of policy {policy!r}", unknown, known)
+        raise invalid(f"knobs of policy {policy!r}", unknown, list(known))
+    for name, value in knobs.items():
+        if value is not None or known[name].default is not None:
+            _validate_integer(name, value, MOST_OF_KNOB)

@@ -67,6 +67,11 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("bench run r --batch 1 --seeds 4", "--seeds: got [4]; supported: it with --cases trace"),
         ("bench run r --batch 1 --formats e4m3 --q-dtype fp16", "--q-dtype: got ['fp16']"),
         ("bench run r --cases trace --seeds -1", "seed: got -1"),
+        (
+            "bench run r --cases anchor,x",
+            "--cases: got 'x'; supported: ('anchor', 'twin', 'drawn',",
+        ),
+        ("tune r --cases traces", "'heldout', 'trace')"),
         ("verify emulated r.jsonl --build nope", "--build: got 'nope'"),
         ("verify mutations r.jsonl --build nope", "--build: got 'nope'"),
         ("verify kinds r.jsonl --calls 0", "--calls: got 0"),

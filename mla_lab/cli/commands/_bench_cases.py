@@ -105,7 +105,7 @@ def _refuse_unused(args: argparse.Namespace, flags: Mapping[str, object], wanted
 
 
 def _listed(args: argparse.Namespace) -> list[Case]:
-    from ...bench.cases import get_list, sweep_cases
+    from ...bench.cases import LISTS, get_list, sweep_cases
 
     if "trace" not in args.cases:
         _refuse_unused(args, OF_TRACES, "--cases trace")
@@ -131,6 +131,9 @@ def _listed(args: argparse.Namespace) -> list[Case]:
         return [case for shape in zip(*formats, strict=True) for case in shape]
     _refuse_unused(args, GRID, "a grid: --batch, --q-len, --heads or --kv-len")
     cases = []
+    for name in args.cases or ():
+        if name not in (*LISTS, "trace"):
+            raise invalid("--cases", repr(name), (*LISTS, "trace"))
     for name in args.cases or ["anchor"]:
         cases += _trace_cases(args) if name == "trace" else get_list(name)
     return cases

@@ -17,9 +17,10 @@ Semantics are those of `api.contract`. For existing programs these names accept 
   the current stream, at the first use of a buffer (`first_use`), once the call was checked. The
   contract's own names do not. A buffer that FlashInfer's own kernels, or others, write after that
   gives wrong results: it must be another one, or be zeroed again.
-* `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype. It
-  has no `backend`: "auto" chooses, CuTe kernels first. A ragged call without any query token
-  returns at once there; the contract's names refuse it.
+* `cute_dsl_mla_decode` has its own parameter names, and by default an out of the query's dtype.
+  `backend` is no name of FlashInfer's list there: by default "auto" chooses, CuTe kernels first,
+  and a given one counts as in the contract's call. A ragged call without any query token returns
+  at once there; the contract's names refuse it.
 
 The wrapper with plan and run is `paged_wrapper`'s `BatchMLAPagedAttentionWrapper`. Sparse attention
 of other models, and the layers below these names (autotuner, kernel classes), have no counterpart

@@ -50,7 +50,7 @@ def _packages() -> Iterator[Finding]:
     yield _package("mla-lab", "runs from a checkout that is not installed")
     yield _package("numpy", "needed by everything: pip install numpy")
     yield _package("torch", "needed by every call: pip install torch")
-    yield _package("jupyterlab", "needed by the workbook: make lab installs it")
+    yield _package("jupyterlab", "needed by the workbook: make lab of a clone installs it")
     yield _package("nvidia-cutlass-dsl", "needed to compile CuTe kernels, not to launch them")
     yield _package("apache-tvm-ffi", "needed to compile and to launch kernels")
 

@@ -119,6 +119,15 @@ def test_the_picture_before_and_behind_run() -> None:
     assert "no warp can go on" in explorer.footer.value
 
 
+def test_the_slider_reaches_the_end_of_the_film_that_is_shown() -> None:
+    explorer = lab.DebugExplorer().run(broken="delete the arrive that frees a stage")
+    hang = explorer.widgets["step"].max
+    explorer.widgets["broken"].value = film_breaks.NOTHING
+    assert explorer.widgets["step"].max == len(film_breaks.whole().steps()) - 1 > hang
+    explorer.widgets["broken"].value = "delete the arrive that frees a stage"
+    assert explorer.widgets["step"].max == hang
+
+
 def test_where_a_warp_stands_changes_with_the_step() -> None:
     whole = film_of()
     steps = whole.steps()

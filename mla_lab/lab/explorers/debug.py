@@ -56,13 +56,22 @@ class DebugExplorer(explorer.Explorer):
             return f"<div>{escape(made.sentence)} All checks are silent.{order}</div>"
         return f"<div>{escape(made.sentence)}{order}</div>{film_report.report(found)}"
 
+    def redraw(self) -> None:
+        """Draws the present state; the slider ends where the film does."""
+        named = self.state["broken"], self.state["schedule"]
+        if film_breaks.is_run(*named):
+            step = self.widgets["step"]
+            step.unobserve(self._changed, names="value")
+            step.max = len(film_breaks.film_of(*named).steps()) - 1
+            step.observe(self._changed, names="value")
+        super().redraw()
+
     def run(self, **state: Any) -> DebugExplorer:
         """Emulate what the menus name, and go to its end; returns the explorer."""
         self.set(**state)
         found = film_breaks.film_of(self.state["broken"], self.state["schedule"])
-        last = len(found.steps()) - 1
-        self.widgets["step"].max = last
-        self.set(step=last)
+        self.redraw()
+        self.set(step=len(found.steps()) - 1)
         return self
 
     def _slot(self, found: film.Film, step: int) -> int:

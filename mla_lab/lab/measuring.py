@@ -1,8 +1,8 @@
 """Figures with their source: measured now on a GPU, else recorded in `data/`, else missing.
 
 Floors use the ceilings of the plain call's run, its best read and its best GEMM (those of cache
-formats: of their own run). No call is faster than the floor of its own run; one of another run, on
-another card, may be by a few per cent.
+formats: of their own run). No call of the plain call's run is faster than its floor; one of another
+run, on another card, may be by a few per cent.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ class Problem:
         return per_pair * pairs
 
     def bytes(self) -> int:
-        """Least traffic: every needed KV token and query read once, every output written once."""
+        """Least traffic: every needed KV token and query read once, every output written once. Of a
+        sparse call each query token has slots of its own: one that two of them chose counts twice.
+        """
         q = self.total_q * self.heads * self.head_dim * ELEMENT_BYTES[self.q_dtype]
         out = self.total_q * self.heads * self.latent_dim * ELEMENT_BYTES[self.out_dtype]
         return self.total_kv * self.kv_token_bytes + q + out

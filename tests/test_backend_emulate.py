@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -25,8 +23,8 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
 
-needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+from .needs import needs_cxx, needs_time
+
 WORKSPACE = 64 << 20
 
 

@@ -23,7 +23,7 @@ from mla_lab.verify.cuda_archs import ELSEWHERE, LADDER, PLANNER, XQA
 from mla_lab.verify.shipped_builds import BuiltKernel
 from mla_lab.xray.opcodes import sass_class
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+from .needs import needs_nvcc
 
 
 def kernels_of(config: KernelConfig, arch: str, folder: Path) -> tuple[BuiltKernel, ...]:

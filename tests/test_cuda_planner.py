@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 
 import numpy as np
 import pytest
@@ -13,10 +12,11 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import Plan
 
+from .needs import needs_cxx
 from .planner_cases import host_plan, random_case
 from .planner_host import HostPlan, build, plan_on_host
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 
 
 @pytest.fixture(scope="module")

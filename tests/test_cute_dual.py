@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from mla_lab import jit
@@ -14,7 +12,8 @@ from mla_lab.emulate.calls import DUAL_WORKERS, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.gate import dual_gate
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+from .needs import needs_cxx
+
 CONFIG = KernelConfig("cute/keep_ab_sm90", options=(("dual", 1), ("shaped", 1)))
 HEADS = 64
 GATE = dual_gate(1, HEADS, DUAL_WORKERS)
@@ -25,7 +24,7 @@ def kernel() -> EmulatedKernel:
     return EmulatedKernel.of(jit.compile(CONFIG), Options(check=True))
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("kv_len", [0, 1, 64 * 4, 64 * GATE - 64, 64 * GATE - 63, 64 * GATE + 700])
 def test_lengths_on_both_sides_of_the_gate(kernel: EmulatedKernel, kv_len: int) -> None:
     call = make_call(CONFIG, problem_for(CONFIG, (kv_len,), HEADS), splits=0)
@@ -37,7 +36,7 @@ def test_lengths_on_both_sides_of_the_gate(kernel: EmulatedKernel, kv_len: int) 
     assert not counters.any()
 
 
-@needs_compiler
+@needs_cxx
 def test_a_launch_takes_the_mainloop_of_its_length_whatever_was_before(
     kernel: EmulatedKernel,
 ) -> None:

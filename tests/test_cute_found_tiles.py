@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -18,8 +17,9 @@ from mla_lab.plan.self_schedule import Costs
 from mla_lab.plan.workspace import HELD_REQUESTS, KEPT_WORDS
 
 from .found_tiles import Batch, launch, planned
+from .needs import needs_cxx
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 WORKERS = 8
 #: of a drawn batch of pieces: each takes milliseconds
 MOST_TILES = 500

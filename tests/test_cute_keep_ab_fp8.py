@@ -3,7 +3,6 @@ token, and what it compiles to."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -37,6 +36,7 @@ from mla_lab.cute.keep_ab_sm90.fp8.mainloop_qk_softmax import (
 from mla_lab.cute.keep_ab_sm90.params import BOX
 
 from .built import kernel_of, products_of, ptx_of
+from .needs import needs_cxx
 
 EIGHT = KernelConfig(
     "cute/keep_ab_sm90", q_dtype="e4m3", kv_format="e4m3", tile_rows=128, cluster=2
@@ -224,7 +224,7 @@ def test_values_times_their_factors_stay_in_fp16() -> None:
     assert 448 * 2.0**PARTIAL_LOG2 <= 65504
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize(
     "config",
     [

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,8 @@ from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import merge_partials
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+from .needs import needs_cxx
+
 UNTOUCHED = 9.0
 BASES = (rank_kernels.NATURAL, rank_kernels.BASE_2)
 DTYPES = {config: dtype for dtype, config in rank_kernels.MERGES.items()}
@@ -54,7 +54,7 @@ def results(ranks: int, rows: int, heads: int, dtype: torch.dtype) -> tuple[Tens
     return outs, lses
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("base", BASES, ids=["natural", "base2"])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize(("ranks", "rows", "heads"), [(1, 3, 1), (2, 5, 3), (5, 2, 8), (32, 3, 5)])
@@ -99,7 +99,7 @@ def mask_kernel() -> EmulatedKernel:
     return EmulatedKernel.of(jit.compile(rank_kernels.MASK), Options(check=True))
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("seed", range(24))
 def test_the_mask_is_pytorch_s(
     mask_kernel: EmulatedKernel, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +145,7 @@ def on_card(
     return dtype
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("base", [None, "base2"])
 @pytest.mark.parametrize("as_list", [False, True])
 def test_the_public_merge_by_the_kernel(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -28,6 +27,7 @@ from mla_lab.cute.swap_ab_sm90.query_hi_lo import LOW, query_place
 from mla_lab.cute.swap_ab_sm90.shared_storage import PLAN_WORDS, barrier_table
 
 from .built import kernel_of, products_of, ptx_of, tensor_copies_of
+from .needs import needs_cxx
 from .shared_builds import SWAP_AB_CLUSTER, SWAP_AB_LL
 
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=8)
@@ -159,7 +159,7 @@ PAIRS, GATHERS = (
 )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("config", PAIRS, ids=KernelConfig.name)
 def test_a_pair_shares_its_loads(config: KernelConfig) -> None:
     """All of KV by multicast; Q is each CTA's own."""
@@ -168,7 +168,7 @@ def test_a_pair_shares_its_loads(config: KernelConfig) -> None:
     assert shared > 0 and sum(copies.values()) - shared == 1
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
     """racecheck takes an mbarrier for an order between those who arrive and those who wait
     themselves, and no bar.arrive; synccheck wants all of a named barrier at one place."""
@@ -178,7 +178,7 @@ def test_orders_are_of_a_kind_that_sanitizers_know() -> None:
     assert len(re.findall(r"bar\.sync\s+1, 256", ptx)) == 1
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
     made = jit.compile(SWAP_AB_LL, "sm_90a")
     (kernel,) = made.resources
@@ -188,7 +188,7 @@ def test_merge_without_counters_has_neither_fence_nor_atomic() -> None:
     assert re.findall(r"\b(?:red|atom|membar|fence\.acq_rel)\.", ptx) == []
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_compiles_without_spills_to_the_expected_instructions() -> None:
     made = jit.compile(SWAP_AB_CLUSTER, "sm_90a")
     (kernel,) = made.resources
@@ -201,7 +201,7 @@ def test_compiles_without_spills_to_the_expected_instructions() -> None:
     assert "cp.async.bulk.tensor.4d" in ptx
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_grid_mode_reads_no_plan_and_merges_without_an_answer() -> None:
     made = jit.compile(SWAP_AB_CLUSTER, "sm_90a")
     (kernel,) = made.resources
@@ -241,7 +241,7 @@ def test_registers_of_both_roles_fit(rows: int, gather: int) -> None:
     assert c.full_arrivals <= c.threads - facts.CONSUMER_THREADS
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("config", GATHERS, ids=KernelConfig.name)
 def test_a_gathered_tile_is_copied_by_16_bytes_and_counted_by_its_barrier(
     config: KernelConfig,
@@ -321,7 +321,7 @@ def e4m3(values: torch.Tensor) -> torch.Tensor:
     return values.float().to(torch.float8_e4m3fn).double()
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("kv_format", TOKENS)
 def test_a_cache_of_eight_bits_reaches_the_matrix_unit_as_it_is(kv_format: str) -> None:
     options = (("fused_merge", 3), ("grid", 1), ("shaped", 1))
@@ -394,7 +394,7 @@ def test_what_eight_bits_do_not_go_with(changed: dict[str, object]) -> None:
         facts.traits_of(replace(EIGHT, **{"cluster": 1, **changed}))
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("out_dtype", ["bf16", "e4m3"])
 def test_eight_bits_reach_the_matrix_unit_as_they_are(out_dtype: str) -> None:
     config = replace(EIGHT, cluster=1, out_dtype=out_dtype, options=(*MAIL, ("shaped", 1)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -25,6 +24,7 @@ from mla_lab.cute.swap_ab_sm90.producer_gather import (
 )
 
 from .built import kernel_of, products_of, ptx_of, tensor_copies_of
+from .needs import needs_cxx
 from .shared_builds import SWAP_AB_LL_E4M3, SWAP_AB_SKIP
 
 BASE = KernelConfig("cute/swap_ab_sm90", tile_rows=16, cluster=1)
@@ -37,7 +37,6 @@ FORMATS = [
     ("bf16", "e4m3", 64),
     ("e4m3", "e4m3", 64),
 ]
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
 
 def config_of(q_dtype: str, kv_format: str, options: tuple[tuple[str, int], ...]) -> KernelConfig:
@@ -65,7 +64,7 @@ def test_every_chunk_of_a_box_has_its_place(q_dtype: str, kv_format: str, width:
     assert all(at == plain ^ ((plain >> 7 & mask) << 4) for at, plain in found.items())
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize(("q_dtype", "kv_format", "width"), FORMATS[1:])
 @pytest.mark.parametrize("rows", [16, 32])
 def test_gathered_tokens_reach_the_matrix_unit_as_they_are(
@@ -137,7 +136,7 @@ def test_skip_softmax_is_for_eight_bits_by_page(changed: dict[str, object]) -> N
         facts.traits_of(replace(SKIP, **changed))
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize(
     "config", [config for config in CUTE if config.option("skip") and "swap" in config.kernel],
     ids=KernelConfig.name,
@@ -149,7 +148,7 @@ def test_rows_vote_on_a_tile_and_take_no_register_more_than_there_is(config: Ker
     assert votes > others
 
 
-@needs_compiler
+@needs_cxx
 def test_the_threads_of_all_rows_vote() -> None:
     ptx = jit.compile(SWAP_AB_SKIP, "sm_90a").ptx.read_text()
     assert set(re.findall(r"vote\.sync\.all\.pred q, p, (0x\w+)", ptx)) == {"0xffffffff"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
@@ -14,8 +12,7 @@ from mla_lab.emulate import EmulatedKernel, Options, run
 from mla_lab.plan import make_plan
 from mla_lab.plan.config import KernelConfig
 
-needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+from .needs import needs_cxx, needs_nvcc
 
 
 @needs_cxx

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
@@ -12,9 +10,10 @@ from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.emulate.memory import GlobalMemory
 
+from .needs import needs_cxx
 from .shared_builds import KEEP_AB, SWAP_AB_SKIP, SWAP_AB_WALK
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 #: fp32 words of the strips of a partial, and of it all
 STRIPS, PARTIAL = 64 * 256, 64 * 512
 #: keep_ab sums up to eight splits in registers and more from shared memory, swap_ab up to four and

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -23,9 +22,10 @@ from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error
 
+from .needs import needs_cxx
 from .shared_builds import KEEP_AB
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 SMS = 16
 FIRST = ZEROED_BYTES // WORD_BYTES
 LAST = FIRST + MAX_CTAS * KEPT_WORDS

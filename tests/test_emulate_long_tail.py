@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,9 +15,10 @@ from mla_lab.emulate.calls import call_of, problem_for
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import error
 
+from .needs import needs_cxx
 from .shared_builds import keep_ab
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 LATENT, KV_LEN = 512, 150
 #: the CTAs of the cluster exchange P, and do not search a tile's greatest scores
 HI_LO_PAIR = keep_ab({"kv_format": "e4m3", "tile_rows": 128, "cluster": 2})

@@ -4,8 +4,6 @@ say that there was no key, and `context_parallel.merge` would leave the rank out
 from __future__ import annotations
 
 import math
-import os
-import shutil
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from mla_lab.emulate.calls import call_of, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 
+from .needs import needs_cxx, needs_time
 from .shared_builds import (
     KEEP_AB,
     KEEP_AB_E4M3,
@@ -25,8 +24,7 @@ from .shared_builds import (
     swap_ab,
 )
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+pytestmark = needs_cxx
 #: the last CTA of a row tile merges
 LAST_CTA = swap_ab({"tile_rows": 16, "mask": "tree"}, fused_merge=1, gather=1, grid=1)
 #: workers cut requests into pieces of their own length

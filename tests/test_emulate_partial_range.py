@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,9 +15,10 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import error
 
+from .needs import needs_cxx
 from .shared_builds import KEEP_AB, SWAP_AB_LL
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 LATENT, SPLITS = 512, 6
 
 

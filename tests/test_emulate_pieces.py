@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,10 +24,10 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs, zero_bytes
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
 
+from .needs import needs_cxx, needs_time
 from .test_batch_invariant import bits, chosen
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+pytestmark = needs_cxx
 #: CTAs of the card: few, so that each runs several pieces and a slot is written again
 SMS = 16
 #: pieces of one or two blocks, the most that calls of this size can have

@@ -4,7 +4,6 @@ an attention sink."""
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -23,11 +22,12 @@ from mla_lab.plan.promotion import PROMOTED_KEYS, promoted_slots
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import error, lse_error
 
+from .needs import needs_cxx
 from .shared_builds import E4M3
 from .shared_builds import KEEP_AB_E4M3 as BUILD
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("tiles", [129, 300])
 def test_row_maxes_may_move_behind_a_promotion(tiles: int) -> None:
     """Scores rise by a power of two every 32 tiles, so that what was promoted is rescaled. A first
@@ -57,7 +57,7 @@ def test_row_maxes_may_move_behind_a_promotion(tiles: int) -> None:
     assert lse_error(call.lse, call.expected.lse.reshape(call.lse.shape)) < 1e-3
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_the_next_work_tile_leaves_the_factors_alone_until_all_warps_have_read_them() -> None:
     """One CTA runs two work tiles that both promote."""
     inputs = make_inputs(problem_for(BUILD, (PROMOTED_KEYS + 1,) * 2), 0, workspace_bytes=64)
@@ -68,7 +68,7 @@ def test_the_next_work_tile_leaves_the_factors_alone_until_all_warps_have_read_t
     assert kernel.run.findings == []
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize("sink", [0, 7, 60])
 def test_keys_17_octaves_below_a_sink_among_the_first_tokens_count(sink: int) -> None:
     """Their weights are e4m3's least, 2**-9, where that of the sink is 2**8; elsewhere a row max

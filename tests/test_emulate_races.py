@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.workspace import KEPT_WORDS, MAX_CTAS
 
+from .needs import needs_cxx, needs_time
 from .shared_builds import (
     KEEP_AB,
     KEEP_AB_E4M3,
@@ -25,9 +24,8 @@ from .shared_builds import (
     SWAP_AB_WALK_656,
 )
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
 #: (schedule, seed)
 SCHEDULES = [("random", 1), ("late", 0)]
 

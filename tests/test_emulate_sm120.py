@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
@@ -16,9 +14,10 @@ from mla_lab.verify import emulated_xqa
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.published import configurations
 
+from .needs import needs_nvcc
+
 #: a whole library, with its binding
 FORMATS = "bf16 e4m3"
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
 def test_cases_hold_every_pair() -> None:

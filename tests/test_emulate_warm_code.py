@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from typing import Any
 
@@ -14,9 +13,10 @@ from mla_lab.emulate.calls import is_right, make_call, problem_for
 from mla_lab.emulate.machine import Silent
 from mla_lab.plan.config import KernelConfig
 
+from .needs import needs_cxx
 from .shared_builds import KEEP_AB, SWAP_AB_LL, SWAP_AB_WALK
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 #: threads of the warps that merge; those behind are the QK-softmax warps, or the producer warp
 MERGING = 256
 #: modules of a merge's code, of which none is part of what these warps do otherwise

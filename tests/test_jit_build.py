@@ -25,13 +25,12 @@ from mla_lab.jit.cute_build import CuteWorker
 from mla_lab.jit.unpack import extract
 from mla_lab.plan.config import KernelConfig
 
+from .needs import needs_cxx, needs_nvcc
+
 EMPTY, PLANNER = KernelConfig("cute/empty"), KernelConfig("cuda/planner")
 ROOT = source.PACKAGE.parent
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
-]
+pytestmark = [needs_cxx, needs_nvcc]
 
 
 def quiet(_: str) -> None:

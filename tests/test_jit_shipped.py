@@ -6,7 +6,6 @@ format."""
 from __future__ import annotations
 
 import contextlib
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from mla_lab.plan.config import KernelConfig
 from mla_lab.verify import shipped_builds
 
 from .built import sampled
+from .needs import needs_cxx, needs_nvcc
 from .shared_builds import SHARED
 from .spills import most_code
 
@@ -32,8 +32,8 @@ SAMPLE = sampled()
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
+    needs_cxx,
+    needs_nvcc,
 ]
 
 

@@ -8,7 +8,6 @@ case. A record has all builds in the emulator (`test_verify_emulated`).
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -36,8 +35,8 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
 
-needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+from .needs import needs_cxx, needs_time
+
 #: a build of each format takes twenty seconds
 IN_TIME = FORMATS if "MLA_LAB_LONG" in os.environ else (FORMATS[0], FORMATS[3])
 #: (error of the output, which is bf16, of the lse) by the query's format: e4m3 throughout rounds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from mla_lab.lab.workbook_map import NOTEBOOKS, WorkbookMap, progress_table
 from mla_lab.plan.policies import fa3_splits
 
 from . import step_answers
+from .needs import needs_cxx
 from .notebook_runner import cells_of, execute, path_of
 
 #: (exercise, wrong answer, words that its sentence must have)
@@ -207,8 +207,7 @@ def attempt_in(source: str, names: dict[str, Any], number: str) -> Any:
 
 
 #: notebooks 60 to 69 compile kernels
-COMPILED = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-NUMBERS = [pytest.param(n, marks=COMPILED) if n[0] == "6" else n for n in CHECKS]
+NUMBERS = [pytest.param(n, marks=needs_cxx) if n[0] == "6" else n for n in CHECKS]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

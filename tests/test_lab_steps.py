@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +27,10 @@ from mla_lab.lab.steps.report import ptx_changes, report
 from mla_lab.lab.steps.trials import Trial, trial
 
 from . import step_answers
+from .needs import needs_cxx
 from .step_answers import Functions, completed
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = needs_cxx
 
 #: (step, wrong answer, words that its sentence must have)
 WRONG: list[tuple[str, Callable[[], Functions], str]] = [

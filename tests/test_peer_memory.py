@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from mla_lab.core.resources import data_dir
 from mla_lab.emulate import EmulatedKernel, Fault, Options
 from mla_lab.emulate.device import Addresses
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+from .needs import needs_cxx
+
 EMPTY = rank_kernels.EMPTY
 TOKENS, HEADS, MOST_TOKENS = 3, 2, 3
 ROWS, MOST_ROWS = TOKENS * HEADS, MOST_TOKENS * HEADS
@@ -90,7 +90,7 @@ def kernel(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, torch.dtype]
     return EmulatedKernel.of(artifact, Options(check=True, stop=True)), request.param
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("base", [None, "base2"])
 @pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1), (3, 0), (6, 4)])
 def test_calls_that_follow_each_other(
@@ -126,7 +126,7 @@ def test_calls_that_follow_each_other(
                 assert bool((ranks.memory[owner] == EMPTY).all())
 
 
-@needs_compiler
+@needs_cxx
 @pytest.mark.parametrize("of_lse", [False, True])
 def test_it_waits_for_a_word_that_is_not_there(
     kernel: tuple[EmulatedKernel, torch.dtype], of_lse: bool, monkeypatch: pytest.MonkeyPatch

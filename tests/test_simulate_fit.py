@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from mla_lab.simulate import Constants, simulate
 from mla_lab.simulate import fit as fitting
 from mla_lab.simulate.launches import config_of, launches, remade
 from mla_lab.simulate.recorded import STARTS, Fitted, Judgement, error_table, read, write
+
+from .needs import needs_time
 
 SHAPES = [
     (batch, heads, kv_len)
@@ -182,7 +183,7 @@ def test_the_error_table_is_what_the_stored_constants_predict(
             assert getattr(again, figure) == pytest.approx(getattr(judgement, figure), abs=2e-4)
 
 
-@pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+@needs_time
 def test_stored_constants_are_what_the_command_fits(recorded_rows: list[dict[str, Any]]) -> None:
     """The quickest of the fits, whole: without the regime that has most cases."""
     fitted, cases = read(), launches(recorded_rows)

@@ -18,6 +18,8 @@ from mla_lab.verify import card_bits, card_probes
 from mla_lab.verify.emulated import digest_of
 from mla_lab.verify.record import Row, read
 
+from .needs import needs_cxx
+
 PLAIN = "cute_swap_ab_sm90_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1"
 RECORD = data_dir() / "records/h200_card_bits.jsonl"
 SAMPLE = {
@@ -92,7 +94,7 @@ def test_the_emulator_has_the_bits_of_an_h200() -> None:
     assert all(row["same"] == row["of"] for row in found), card_bits.summary(found)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 def test_the_kernels_of_this_source_have_the_same_bits() -> None:
     rows = read(RECORD)
     launches = [row for row in rows[1:] if row.get("launch") == PLAIN]

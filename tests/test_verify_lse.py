@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 
@@ -11,10 +10,12 @@ from mla_lab.core.resources import data_dir
 from mla_lab.verify import emulated_lse
 from mla_lab.verify.record import read
 
+from .needs import needs_cxx
+
 RECORD = data_dir() / "records/emulated_lse.jsonl"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@needs_cxx
 @pytest.mark.parametrize(
     "case",
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,8 @@ from mla_lab.jit.toolchain import nvidia_file
 from mla_lab.plan.config import KernelConfig
 from mla_lab.xray import opcodes, report, roles, sass
 
-needs_compiler = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+from .needs import needs_nvcc
+
 needs_sass = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="needs nvdisasm")
 
 SPILLING = """
@@ -239,7 +239,7 @@ def planner() -> jit.Artifact:
     return jit.compile(KernelConfig("cuda/planner"), progress=lambda _: None)
 
 
-@needs_compiler
+@needs_nvcc
 @needs_sass
 def test_a_kernel_seen_through(planner: jit.Artifact) -> None:
     seen = xray.inspect(planner)
@@ -257,7 +257,7 @@ def test_a_kernel_seen_through(planner: jit.Artifact) -> None:
     assert "planner.cu:" in listing and "MUFU" in listing and "LDG" not in listing
 
 
-@needs_compiler
+@needs_nvcc
 def test_without_a_disassembler_ptx_remains(
     planner: jit.Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +290,7 @@ def spilling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cubin
 
 
-@needs_compiler
+@needs_nvcc
 def test_a_spilling_kernel_is_seen(spilling: Path) -> None:
     (resources,) = read_resources(spilling.read_bytes())
     assert resources.stack > 0
@@ -301,7 +301,7 @@ def test_a_spilling_kernel_is_seen(spilling: Path) -> None:
         assert xray.KernelReport("spill", resources, code, Counter()).spills > 90
 
 
-@needs_compiler
+@needs_nvcc
 def test_resources_agree_with_cuobjdump(planner: jit.Artifact, spilling: Path) -> None:
     tool = nvidia_file("cu*/bin/cuobjdump")
     if tool is None:
@@ -319,7 +319,7 @@ def test_resources_agree_with_cuobjdump(planner: jit.Artifact, spilling: Path) -
         assert ours == theirs
 
 
-@needs_compiler
+@needs_nvcc
 def test_the_command_prints_reports_and_differences(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,10 +18,10 @@ from mla_lab.lab.checks import CHECKS, hints
 from mla_lab.lab.eight_bits import e4m3
 from mla_lab.lab.measuring import measured_card
 from mla_lab.lab.roofline import free_drafts
+from mla_lab.lab.steps import STEPS
 from mla_lab.lab.workbook_map import NOTEBOOKS, WorkbookMap, progress_table
 from mla_lab.plan.policies import fa3_splits
 
-from . import step_answers
 from .needs import needs_cxx
 from .notebook_runner import cells_of, execute, path_of
 
@@ -237,7 +237,7 @@ def test_the_crossing_may_be_the_last_equal_or_the_first_cheaper_one(crossing: f
 
 
 def test_every_exercise_has_a_wrong_answer_here() -> None:
-    steps = {f"{number}.1" for number in step_answers.BY_STEP}
+    steps = {f"{number}.1" for number in STEPS}
     assert {number for number, _, _ in WRONG} | steps == set(CHECKS)
 
 

@@ -28,64 +28,64 @@ from mla_lab.lab.steps.trials import Trial, trial
 
 from . import step_answers
 from .needs import needs_cxx
-from .step_answers import Functions, completed
+from .step_answers import Answer, completed
 
 pytestmark = needs_cxx
 
 #: (step, wrong answer, words that its sentence must have)
-WRONG: list[tuple[str, Callable[[], Functions], str]] = [
-    ("60", step_answers.only_thread, "Two threads write element 0"),
-    ("60", step_answers.equal_shares, "can do with fewer"),
-    ("60", step_answers.too_many_registers, "66,560 registers, and the CTA had 64,512"),
-    ("60", step_answers.registers_of_the_sm, "65,536 registers, and the CTA had 64,512"),
-    ("60", step_answers.odd_registers, "multiples of 8 from 24"),
-    ("61", step_answers.too_few_threads, "how many rows do your threads cover"),
-    ("61", step_answers.single_numbers, "no load is of 16 bytes"),
-    ("61", step_answers.columns_first, "Which mode of your thread layout has stride 1"),
-    ("61", step_answers.page_not_taken, "incorrect profile. Two layouts.* a tile of one page"),
-    ("61", step_answers.first_box, "does each have a part of its own"),
-    ("61", step_answers.not_cute, "name 'layout' is not defined"),
-    ("62", step_answers.plain_offset, "8 turns"),
-    ("62", step_answers.torn_vectors, "the 8 numbers of a vector have to stay together"),
-    ("62", step_answers.lost_rows, "taken twice"),
-    ("62", step_answers.backward_rows, "another swizzle than the copy engine's"),
-    ("62", step_answers.swizzle_of_bytes, "each unit here is one number of 2 bytes"),
-    ("62", step_answers.too_few_swizzle_bits, "number the vectors of a row"),
-    ("62", step_answers.shift_to_the_row, "the row begins at another bit"),
-    ("62", step_answers.vectors_that_leave_their_row, "which is in row 9"),
-    ("63", step_answers.table_of_a_batch, "it has one index"),
-    ("63", step_answers.first_page, "which entry of the block table"),
-    ("63", step_answers.numbers_for_bytes, "Count the bytes of a tile.*-12288 bytes pending"),
-    ("63", step_answers.too_many_bytes, "Count the bytes of a tile.* 24576 bytes pending"),
-    ("64", step_answers.parity_that_stays, "never completes.*mbarrier"),
-    ("64", step_answers.parity_of_the_producer, "never completes"),
-    ("64", step_answers.a_warp_of_arrivals, "31 of 32 arrivals"),
-    ("64", step_answers.no_bytes, "-49152 bytes pending"),
-    ("65", step_answers.one_stage, "laps the consumers"),
-    ("65", step_answers.full_parity_by_tile, "only then does its phase go on"),
-    ("65", step_answers.empty_parity_of_full, "on a fresh barrier a wait for parity 1"),
-    ("65", step_answers.empty_parity_that_stays, "completed phases 0 to 2"),
-    ("66", step_answers.always_add, "overwrite the accumulator"),
-    ("66", step_answers.latent_alone, "all k-steps"),
-    ("66", step_answers.stage_zero, "which stage holds tile t"),
-    ("66", step_answers.rows_of_a_thread, "which row and column has register 2"),
-    ("67", step_answers.own_columns, "One row lies in four lanes"),
-    ("67", step_answers.forgotten_max, "its max may only grow"),
-    ("67", step_answers.no_rescale, "become smaller when it grows"),
-    ("67", step_answers.rescale_backwards, "nan"),
-    ("67", step_answers.log_of_two, "natural log"),
-    ("68", step_answers.rows_for_columns, "begin in the next box"),
-    ("68", step_answers.one_stage_of_values, "how many numbers is a stage long"),
-    ("68", step_answers.factors_by_register, "two belong to row r"),
-    ("68", step_answers.nothing_rescaled, "of four registers"),
-    ("69", step_answers.rounded_up, "which tiles belong to no worker"),
-    ("69", step_answers.rounded_down, "which tiles belong to no worker"),
-    ("69", step_answers.zeros_as_they_are, "polls a word that stays 0"),
-    ("69", step_answers.rounded_to_one, "1.5 travels as the word 0x3fd00000"),
-    ("69", step_answers.one_for_zero, "0.0 travels as the word 0x00000001"),
-    ("69", step_answers.last_bit_set, "1.5 travels as the word 0x3fc00001"),
-    ("69", step_answers.equal_weights, "brought to the greater one"),
-    ("69", step_answers.one_sided, "brought to the greater one"),
+WRONG: list[tuple[str, type[Answer], str]] = [
+    ("60", step_answers.OnlyThread, "Two threads write element 0"),
+    ("60", step_answers.EqualShares, "can do with fewer"),
+    ("60", step_answers.TooManyRegisters, "66,560 registers, and the CTA had 64,512"),
+    ("60", step_answers.RegistersOfTheSm, "65,536 registers, and the CTA had 64,512"),
+    ("60", step_answers.OddRegisters, "multiples of 8 from 24"),
+    ("61", step_answers.TooFewThreads, "how many rows do your threads cover"),
+    ("61", step_answers.SingleNumbers, "no load is of 16 bytes"),
+    ("61", step_answers.ColumnsFirst, "Which mode of your thread layout has stride 1"),
+    ("61", step_answers.PageNotTaken, "incorrect profile. Two layouts.* a tile of one page"),
+    ("61", step_answers.FirstBox, "does each have a part of its own"),
+    ("61", step_answers.NotCute, "name 'layout' is not defined"),
+    ("62", step_answers.PlainOffset, "8 turns"),
+    ("62", step_answers.TornVectors, "the 8 numbers of a vector have to stay together"),
+    ("62", step_answers.LostRows, "taken twice"),
+    ("62", step_answers.BackwardRows, "another swizzle than the copy engine's"),
+    ("62", step_answers.SwizzleOfBytes, "each unit here is one number of 2 bytes"),
+    ("62", step_answers.TooFewSwizzleBits, "number the vectors of a row"),
+    ("62", step_answers.ShiftToTheRow, "the row begins at another bit"),
+    ("62", step_answers.VectorsThatLeaveTheirRow, "which is in row 9"),
+    ("63", step_answers.TableOfABatch, "it has one index"),
+    ("63", step_answers.FirstPage, "which entry of the block table"),
+    ("63", step_answers.NumbersForBytes, "Count the bytes of a tile.*-12288 bytes pending"),
+    ("63", step_answers.TooManyBytes, "Count the bytes of a tile.* 24576 bytes pending"),
+    ("64", step_answers.ParityThatStays, "never completes.*mbarrier"),
+    ("64", step_answers.ParityOfTheProducer, "never completes"),
+    ("64", step_answers.AWarpOfArrivals, "31 of 32 arrivals"),
+    ("64", step_answers.NoBytes, "-49152 bytes pending"),
+    ("65", step_answers.OneStage, "laps the consumers"),
+    ("65", step_answers.FullParityByTile, "only then does its phase go on"),
+    ("65", step_answers.EmptyParityOfFull, "on a fresh barrier a wait for parity 1"),
+    ("65", step_answers.EmptyParityThatStays, "completed phases 0 to 2"),
+    ("66", step_answers.AlwaysAdd, "overwrite the accumulator"),
+    ("66", step_answers.LatentAlone, "all k-steps"),
+    ("66", step_answers.StageZero, "which stage holds tile t"),
+    ("66", step_answers.RowsOfAThread, "which row and column has register 2"),
+    ("67", step_answers.OwnColumns, "One row lies in four lanes"),
+    ("67", step_answers.ForgottenMax, "its max may only grow"),
+    ("67", step_answers.NoRescale, "become smaller when it grows"),
+    ("67", step_answers.RescaleBackwards, "nan"),
+    ("67", step_answers.LogOfTwo, "natural log"),
+    ("68", step_answers.RowsForColumns, "begin in the next box"),
+    ("68", step_answers.OneStageOfValues, "how many numbers is a stage long"),
+    ("68", step_answers.FactorsByRegister, "two belong to row r"),
+    ("68", step_answers.NothingRescaled, "of four registers"),
+    ("69", step_answers.RoundedUp, "which tiles belong to no worker"),
+    ("69", step_answers.RoundedDown, "which tiles belong to no worker"),
+    ("69", step_answers.ZerosAsTheyAre, "polls a word that stays 0"),
+    ("69", step_answers.RoundedToOne, "1.5 travels as the word 0x3fd00000"),
+    ("69", step_answers.OneForZero, "0.0 travels as the word 0x00000001"),
+    ("69", step_answers.LastBitSet, "1.5 travels as the word 0x3fc00001"),
+    ("69", step_answers.EqualWeights, "brought to the greater one"),
+    ("69", step_answers.OneSided, "brought to the greater one"),
 ]  # fmt: skip
 
 
@@ -116,10 +116,10 @@ def test_a_compiled_step_is_files_alone_whether_python_writes_bytecode_or_not(
 
 @pytest.mark.parametrize(("number", "wrong", "words"), WRONG)
 def test_a_wrong_answer_gets_a_sentence_that_helps(
-    number: str, wrong: Callable[[], Functions], words: str, monkeypatch: pytest.MonkeyPatch
+    number: str, wrong: type[Answer], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "VAIN_ROUNDS", 10)
-    verdict = exercises.judge(f"{number}.1", completed(number, wrong()))
+    verdict = exercises.judge(f"{number}.1", completed(number, wrong))
     assert not verdict.passed
     assert re.search(words, verdict.sentence), verdict.sentence
     assert verdict.sentence[-1] in ".?)"
@@ -130,7 +130,7 @@ def test_a_wrong_answer_gets_a_sentence_that_helps(
 
 def test_a_wrong_parity_hangs_or_races_by_when_copies_land() -> None:
     """What notebook 65 says of a parity that changes from tile to tile."""
-    wrong = completed("65", step_answers.full_parity_by_tile())
+    wrong = completed("65", step_answers.FullParityByTile)
     emulated, kinds = wrong.compiled.emulated(), {}
     for schedule in ("fair", "late"):
         found = emulate(emulated, trial("65"), schedule).hazards()
@@ -141,7 +141,7 @@ def test_a_wrong_parity_hangs_or_races_by_when_copies_land() -> None:
 
 def test_every_step_has_wrong_answers_here() -> None:
     assert {number for number, _, _ in WRONG} == set(STEPS)
-    assert {f for _, f, _ in WRONG} == {f for fs in step_answers.BY_STEP.values() for f in fs}
+    assert {answer for _, answer, _ in WRONG} == set(Answer.__subclasses__())
 
 
 def element_of(block, thread):
@@ -225,7 +225,7 @@ def test_a_stub_is_shown_and_reported_as_one() -> None:
 
 
 def test_what_the_compiler_refuses_is_a_report_too() -> None:
-    broken = completed("61", step_answers.not_cute())
+    broken = completed("61", step_answers.NotCute)
     with pytest.raises(DoesNotCompile, match="layout"):
         _ = broken.compiled
     assert "Not compiled" in report(broken).data

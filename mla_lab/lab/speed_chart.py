@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import geometric_mean as mean
 
 from ..bench.records import Row, problem_of, results
 from ..bench.report import HEADLINES, OURS, PUBLIC, best_times, headline, origin
-from ..verify.target_figures import PLAIN, mean, rows_of
+from ..verify.target_figures import PLAIN, rows_of
 from .style import BLUE, GREY, ORANGE, PINK
 from .svg import Svg, document, label
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import geometric_mean as mean
 
 from ..bench.report import origin
 from ..core.markdown import markdown_table
-from .target_figures import ALL, PLAIN, PLAIN_TRACES, Span, mean, our_times, rows_of, speedups
+from .target_figures import ALL, PLAIN, PLAIN_TRACES, Span, our_times, rows_of, speedups
 
 H100_PLAIN, H100_PLAIN_TRACES = "records/h100_plain.jsonl", "records/h100_plain_traces.jsonl"
 H100_EIGHT_BITS = "records/h100_plain_eight_bits.jsonl"

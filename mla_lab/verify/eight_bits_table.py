@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import geometric_mean as mean
 
 from ..bench.records import Row, problem_of, results
 from ..bench.report import headline
 from ..core.markdown import markdown_table
-from .target_figures import mean
 
 RECORD = "records/h200_eight_bits.jsonl"
 #: (query, cache) in words, in the table's order

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import geometric_mean as mean
 from statistics import median
 
 from ..bench import power
@@ -88,12 +89,6 @@ def origin_of(name: str) -> str:
         return f"{last['device']}, {last['date']}, commit {last['commit'][:9]}"
     rows = _lines(name)
     return origin(rows) if "time" in rows[0] else where(rows)
-
-
-def mean(values: Iterable[float]) -> float:
-    """Geometric mean."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def speedups(record: str, batch: Span, rows: Span, keys: Span, heads: Span) -> dict[str, float]:

@@ -87,33 +87,7 @@ class MlaLabBackend(AttentionBackend):
         save_kv_cache: bool = True,
     ) -> Tensor:
         """[tokens, heads x 512] of a step of one token a request."""
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
-
-    def forward_extend(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-    ) -> Tensor:
-        """As `forward_decode`, of a chain of drafts that is verified."""
-        if not forward_batch.forward_mode.is_target_verify():
-            supported = "decode and draft verification: name another prefill backend"
-            raise unsupported("forward_mode", forward_batch.forward_mode, supported)
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache)
-
-    def _forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save: bool,
-    ) -> Tensor:
-        if k is not None and save:
+        if k is not None and save_kv_cache:
             where = KVWriteLoc.for_batch(forward_batch)
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
         cache = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
@@ -133,6 +107,21 @@ class MlaLabBackend(AttentionBackend):
             return_lse=False,
         )
         return out.view(-1, layer.tp_q_head_num * LATENT_DIM)
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+    ) -> Tensor:
+        """As `forward_decode`, of a chain of drafts that is verified."""
+        if not forward_batch.forward_mode.is_target_verify():
+            supported = "decode and draft verification: name another prefill backend"
+            raise unsupported("forward_mode", forward_batch.forward_mode, supported)
+        return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
 
     @property
     def _columns(self) -> int:

@@ -258,9 +258,15 @@ def _requests(inputs: DecodeInputs, begin: int, end: int | None) -> DecodeInputs
 
 def _slowest(times: dict[str, float], world: int) -> dict[str, float]:
     """Of each time the greatest of all ranks."""
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, times)
+    every = _of_all(times, world)
     return {name: max(of_rank[name] for of_rank in every) for name in times}
+
+
+def _of_all(own: Any, world: int) -> list[Any]:
+    """Each rank's `own`, in the order of ranks."""
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, own)
+    return every
 
 
 def _same(result: Result, world: int) -> bool:
@@ -268,9 +274,7 @@ def _same(result: Result, world: int) -> bool:
     raw = b"".join(
         tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes() for tensor in result
     )
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, hashlib.sha256(raw).hexdigest())
-    return len(set(every)) == 1
+    return len(set(_of_all(hashlib.sha256(raw).hexdigest(), world))) == 1
 
 
 def _cards(device: torch.device, world: int) -> list[str]:
@@ -279,9 +283,7 @@ def _cards(device: torch.device, world: int) -> list[str]:
     if device.type == "cuda":
         found: Any = torch.cuda.get_device_properties(device)
         own = f"{found.name}, GPU-{found.uuid}"
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, own)
-    return every
+    return _of_all(own, world)
 
 
 def _errors(results: dict[str, Result], whole: Result) -> dict[str, float]:

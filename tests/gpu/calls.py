@@ -5,18 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mla_lab.api import decode
-from mla_lab.backends.cute.families import costs
+from mla_lab.backends.cute.families import config_for, costs
 from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.plan import Plan, choose
+from mla_lab.plan import Plan, choose, make_plan
+from mla_lab.plan.cuts import Shape
+from mla_lab.plan.formula import most_splits
+from mla_lab.plan.launch_modes import LAUNCH_MODES
 from mla_lab.plan.workspace import LL_WORDS
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
-from mla_lab.reference.mla import Result, decode_reference
+from mla_lab.reference.mla import Result, TileWalk, decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
 from mla_lab.verify.limits import WEIGHTS, limits_of
 
@@ -75,3 +79,37 @@ def chosen_plan(problem: Problem, batch_invariant: bool = False) -> Plan:
 def counters_are_zero(workspace: torch.Tensor) -> bool:
     """And the mail behind them, which lies there whatever else the buffer held."""
     return not bool(workspace[: 65536 + 4 * LL_WORDS].any())
+
+
+def plans_of_all_ways(problem: Problem, splits: int) -> list[Plan]:
+    """One plan for each kernel that can run the shape: whole requests and `splits` pieces."""
+    gpu = Gpu.here()
+    assert gpu is not None
+    plans = []
+    every = [(mode, tile) for mode in LAUNCH_MODES for tile in mode.tiles]
+    for mode, tile in every:
+        config = config_for(mode, tile)
+        workers = gpu.workers(config.cluster * mode.pair) * mode.pair
+        shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
+        most = splits
+        if mode.formula:
+            most = most_splits(shape, problem.batch, config.cluster, mode.pair)
+        for pieces in sorted({1, min(splits, most), min(most, 99)} if most else set()):
+            plan = make_plan(
+                problem,
+                tile_rows=config.tile_rows,
+                num_workers=workers,
+                policy="fixed",
+                schedule="grid" if mode.formula else "persistent",
+                num_splits=pieces,
+            )
+            plans.append(replace(plan, config=config))
+    return plans
+
+
+def walk_of(plan: Plan) -> TileWalk:
+    """The oracle's walk over the tiles of a plan, which begins each of its pieces anew."""
+    begins = [[0] for _ in plan.problem.q_lens]
+    for tile in plan:
+        begins[tile.request].append(tile.block_begin)
+    return TileWalk(plan.tile_rows, split_begins=begins)

@@ -15,23 +15,14 @@ from mla_lab.api import decode
 from mla_lab.backends.cute.families import config_for
 from mla_lab.bench.cases import Case, anchor_cases
 from mla_lab.core.errors import InvalidInput, Unsupported
-from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.plan import KernelConfig, Plan, make_plan
-from mla_lab.plan.cuts import Shape
-from mla_lab.plan.formula import most_splits
-from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, LAUNCH_MODES, SWAP_AB_PERSISTENT
+from mla_lab.plan import KernelConfig, make_plan
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_PERSISTENT
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error, sdpa_error
 
-from .calls import (
-    check,
-    chosen_plan,
-    counters_are_zero,
-    inputs_of,
-    native,
-)
+from .calls import check, chosen_plan, counters_are_zero, inputs_of, native, plans_of_all_ways
 
 pytestmark = pytest.mark.gpu
 
@@ -43,32 +34,6 @@ def test_anchors(case: Case, workspace: torch.Tensor) -> None:
     check(inputs, native(inputs, workspace), expected)
     check(inputs, native(inputs, workspace, plan=chosen_plan(case.problem)), expected)
     assert counters_are_zero(workspace)
-
-
-def plans_of_all_ways(problem: Problem, splits: int) -> list[Plan]:
-    """One plan for each kernel that can run the shape: whole requests and `splits` pieces."""
-    gpu = Gpu.here()
-    assert gpu is not None
-    plans = []
-    every = [(mode, tile) for mode in LAUNCH_MODES for tile in mode.tiles]
-    for mode, tile in every:
-        config = config_for(mode, tile)
-        workers = gpu.workers(config.cluster * mode.pair) * mode.pair
-        shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
-        most = splits
-        if mode.formula:
-            most = most_splits(shape, problem.batch, config.cluster, mode.pair)
-        for pieces in sorted({1, min(splits, most), min(most, 99)} if most else set()):
-            plan = make_plan(
-                problem,
-                tile_rows=config.tile_rows,
-                num_workers=workers,
-                policy="fixed",
-                schedule="grid" if mode.formula else "persistent",
-                num_splits=pieces,
-            )
-            plans.append(replace(plan, config=config))
-    return plans
 
 
 @pytest.mark.parametrize(
@@ -145,11 +110,7 @@ def test_merges_of_few_and_of_many(
     expected = decode_reference(inputs)
     for workers in (132 // tile[1], 5):
         plan = make_plan(
-            problem,
-            tile_rows=tile[0],
-            num_workers=workers,
-            policy="fixed",
-            num_splits=splits,
+            problem, tile_rows=tile[0], num_workers=workers, policy="fixed", num_splits=splits
         )
         plan = replace(plan, config=config_for(KEEP_AB_PERSISTENT, tile))
         check(inputs, native(inputs, workspace, plan=plan), expected)

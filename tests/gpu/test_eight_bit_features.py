@@ -1,4 +1,5 @@
-"""Features over caches of eight bits by the CuTe backend, on a card, against the float64 oracle.
+"""Features over caches of eight bits, and sparse calls of every format, by the CuTe backend, on a
+card, against the float64 oracle.
 
 What no length or slot reaches holds NaN in every byte, scales of 656-byte tokens among them.
 """
@@ -18,12 +19,13 @@ from mla_lab.reference.mla import Result, TileWalk, decode_reference
 from mla_lab.reference.tolerance import rel_error
 from mla_lab.verify.limits import limits_of
 
-from .calls import check, counters_are_zero, inputs_of, native
+from .calls import check, counters_are_zero, inputs_of, native, walk_of
 
 pytestmark = pytest.mark.gpu
 
 #: query, cache
 FORMATS = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
+SPARSE_FORMATS = [("bf16", "bf16"), *FORMATS]
 #: nothing, one key, block ends, several pieces
 LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
@@ -39,7 +41,7 @@ def problem_of(
 @pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])
 @pytest.mark.parametrize("top_k", [1, 64, 100, 2048])
 @pytest.mark.parametrize(("heads", "page_size"), [(16, 64), (7, 1), (128, 16), (24, 64)])
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", SPARSE_FORMATS)
 def test_sparse(
     formats: tuple[str, str],
     heads: int,
@@ -58,14 +60,14 @@ def test_sparse(
 
 
 @pytest.mark.parametrize("heads", [16, 100])
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", SPARSE_FORMATS)
 def test_sparse_ragged(formats: tuple[str, str], heads: int, workspace: torch.Tensor) -> None:
     made = problem_of(formats, (1, 0, 3, 40, 2), (10, 5, 640, 1300, 0), heads, top_k=200)
     inputs = inputs_of(made, "lse", "ragged", "max_q_len", "cache_4d")
     check(inputs, native(inputs, workspace))
 
 
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", SPARSE_FORMATS)
 def test_sparse_in_more_workers_than_run_at_once(
     formats: tuple[str, str], workspace: torch.Tensor
 ) -> None:
@@ -75,7 +77,7 @@ def test_sparse_in_more_workers_than_run_at_once(
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("formats", SPARSE_FORMATS)
 def test_sparse_rows_without_a_slot(
     formats: tuple[str, str], heads: int, workspace: torch.Tensor
 ) -> None:
@@ -177,12 +179,8 @@ def test_skips_what_its_definition_says(
     exact = decode_reference(replace(inputs, **{FACTOR: None}))
     for splits in (1, 3):
         plan = make_plan(problem, tile_rows=tile_rows, policy="fixed", num_splits=splits)
-        begins = [[0] for _ in problem.q_lens]
-        for tile in plan:
-            begins[tile.request].append(tile.block_begin)
-        walk = TileWalk(tile_rows, split_begins=begins)
         result = native(inputs, workspace, plan=plan)
-        check_skipped(inputs, result, decode_reference(inputs, walk=walk), exact)
+        check_skipped(inputs, result, decode_reference(inputs, walk=walk_of(plan)), exact)
     assert counters_are_zero(workspace)
 
 
@@ -213,10 +211,7 @@ def test_skips_under_a_query_of_16_bits(
         exact = decode_reference(replace(inputs, **{FACTOR: None}))
         for splits in (1, 3):
             plan = make_plan(problem, tile_rows=16, policy="fixed", num_splits=splits)
-            begins = [[0] for _ in problem.q_lens]
-            for tile in plan:
-                begins[tile.request].append(tile.block_begin)
-            walked = decode_reference(inputs, walk=TileWalk(16, split_begins=begins))
+            walked = decode_reference(inputs, walk=walk_of(plan))
             check_skipped(inputs, native(inputs, workspace, plan=plan), walked, exact)
     assert counters_are_zero(workspace)
 

@@ -6,7 +6,6 @@ Caches are poisoned: what no length reaches holds NaN, unused table entries name
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,48 +13,28 @@ import pytest
 import torch
 
 from mla_lab.api import decode
-from mla_lab.backends.cute.families import config_for
 from mla_lab.core import masks
-from mla_lab.core.gpu import Gpu
 from mla_lab.core.problem import Problem
-from mla_lab.plan import Plan, make_plan
-from mla_lab.plan.cuts import Shape
-from mla_lab.plan.formula import most_splits
-from mla_lab.plan.launch_modes import LAUNCH_MODES
+from mla_lab.plan import make_plan
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
 
-from .calls import check, chosen_plan, counters_are_zero, inputs_of, native, no_synchronisation
+from .calls import (
+    check,
+    chosen_plan,
+    counters_are_zero,
+    inputs_of,
+    native,
+    no_synchronisation,
+    plans_of_all_ways,
+    walk_of,
+)
 
 pytestmark = pytest.mark.gpu
 
 #: nothing, one key, block ends, several pieces
 LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
-
-
-def plans_of_all_ways(problem: Problem, splits: int) -> Iterator[Plan]:
-    """A plan for each kernel: whole requests, and up to `splits` pieces."""
-    gpu = Gpu.here()
-    assert gpu is not None
-    for mode in LAUNCH_MODES:
-        for tile in mode.tiles:
-            config = config_for(mode, tile)
-            workers = gpu.workers(config.cluster * mode.pair) * mode.pair
-            shape = Shape.of(problem, config.tile_rows, config.tile_kv, workers)
-            most = splits
-            if mode.formula:
-                most = most_splits(shape, problem.batch, config.cluster, mode.pair)
-            for pieces in sorted({1, min(splits, most)} if most else set()):
-                plan = make_plan(
-                    problem,
-                    tile_rows=config.tile_rows,
-                    num_workers=gpu.workers(config.cluster),
-                    policy="fixed",
-                    schedule="grid" if mode.formula else "persistent",
-                    num_splits=pieces,
-                )
-                yield replace(plan, config=config)
 
 
 def check_all(inputs: DecodeInputs, workspace: torch.Tensor, splits: int = 3) -> None:
@@ -214,42 +193,6 @@ def test_small_pages_ragged(features: list[str], workspace: torch.Tensor) -> Non
     check(inputs, native(inputs, workspace))
 
 
-@pytest.mark.parametrize("features", [[], ["sinks", "device_scales", "page_gap"]])
-@pytest.mark.parametrize("top_k", [1, 64, 100, 2048])
-@pytest.mark.parametrize(("heads", "page_size"), [(16, 64), (7, 1), (128, 16)])
-def test_sparse(
-    heads: int, page_size: int, top_k: int, features: list[str], workspace: torch.Tensor
-) -> None:
-    problem = Problem((2,) * 3, (3000, 0, 65), heads, page_size=page_size, top_k=top_k)
-    inputs = inputs_of(problem, "lse", *features)
-    expected = decode_reference(inputs)
-    for invariant in (False, True):
-        check(inputs, native(inputs, workspace, batch_invariant=invariant), expected)
-    assert counters_are_zero(workspace)
-
-
-@pytest.mark.parametrize("heads", [16, 100])
-def test_sparse_ragged(heads: int, workspace: torch.Tensor) -> None:
-    problem = Problem((1, 0, 3, 40, 2), (10, 5, 640, 1300, 0), heads, top_k=200)
-    inputs = inputs_of(problem, "lse", "ragged", "max_q_len", "cache_4d")
-    check(inputs, native(inputs, workspace))
-
-
-def test_sparse_in_more_workers_than_run_at_once(workspace: torch.Tensor) -> None:
-    problem = Problem((8,) * 40, (700,) * 40, 24, top_k=130)
-    inputs = inputs_of(problem, "lse")
-    check(inputs, native(inputs, workspace))
-
-
-def test_sparse_rows_without_a_slot(workspace: torch.Tensor) -> None:
-    inputs = inputs_of(Problem((2,) * 2, (300, 300), 16, top_k=256), "lse", "sinks")
-    inputs.block_tables[0, 1] = -1
-    inputs.block_tables[1, :, 64:192] = -1
-    out, lse = native(inputs, workspace)
-    check(inputs, (out, lse))
-    assert not out[0, 1].any() and lse[1].isneginf().all()
-
-
 # --- skip-softmax -------------------------------------------------------------------------------
 
 
@@ -271,11 +214,8 @@ def test_skips_what_its_definition_says(
     exact = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
     for splits in (1, 3):
         plan = make_plan(problem, policy="fixed", num_splits=splits)
-        begins = [[0] for _ in problem.q_lens]
-        for tile in plan:
-            begins[tile.request].append(tile.block_begin)
         result = native(inputs, workspace, plan=plan)
-        check(inputs, result, decode_reference(inputs, walk=TileWalk(split_begins=begins)))
+        check(inputs, result, decode_reference(inputs, walk=walk_of(plan)))
         # never more than the factor, of whatever a row holds
         dropped = 1 - torch.exp(result[1].double().view_as(exact.lse) - exact.lse)
         assert float(dropped.nan_to_num().max()) <= factor + 1e-5

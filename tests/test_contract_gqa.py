@@ -98,10 +98,7 @@ def test_by_torch(shape: GqaShape, features: list[str], batch_invariant: bool) -
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize(("shape", "features"), CALLS)
 def test_by_the_kernel(
-    monkeypatch: pytest.MonkeyPatch,
-    shape: GqaShape,
-    features: list[str],
-    batch_invariant: bool,
+    monkeypatch: pytest.MonkeyPatch, shape: GqaShape, features: list[str], batch_invariant: bool
 ) -> None:
     made = with_card(monkeypatch, H200)
     inputs = inputs_of(shape, *features)

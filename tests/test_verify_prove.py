@@ -420,10 +420,7 @@ def test_a_card_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("status", ["ok", "wrong"])
 def test_the_command_forgets_proves_and_says(
-    status: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    status: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """An earlier proof counts no more once another one has begun."""
 

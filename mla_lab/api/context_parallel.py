@@ -24,14 +24,7 @@ from ..backends import rank_kernels
 from ..call.checks import tensors as argument
 from ..call.checks.features import LSE_BASES
 from ..core import kv_cache as formats
-from ..core.errors import (
-    InvalidInput,
-    Unsupported,
-    invalid,
-    invalid_type,
-    under_names,
-    unsupported,
-)
+from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
 from ..reference.inputs import DecodeInputs, page_table
 from .peer_memory import PeerMemory, group_of
 
@@ -119,10 +112,7 @@ class Gathering:
     shapes: tuple[torch.Size, torch.Size]
 
     def merged(
-        self,
-        *,
-        sinks: Tensor | Sequence[Tensor] | None = None,
-        lse_base: str | None = None,
+        self, *, sinks: Tensor | Sequence[Tensor] | None = None, lse_base: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """out and lse as `merge` returns them; on a GPU the current stream waits, not the host."""
         _check_merged(self.lses.shape[-1], self.lses.device, sinks, lse_base)
@@ -273,10 +263,7 @@ def _check_own(out: Tensor, lse: Tensor) -> None:
 
 
 def _check_merged(
-    heads: int,
-    device: torch.device,
-    sinks: Tensor | Sequence[Tensor] | None,
-    lse_base: str | None,
+    heads: int, device: torch.device, sinks: Tensor | Sequence[Tensor] | None, lse_base: str | None
 ) -> None:
     """What enters a merge beside the results of ranks."""
     if not isinstance(lse_base, str | None) or lse_base not in LSE_BASES:

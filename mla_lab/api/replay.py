@@ -136,11 +136,7 @@ def _drop(key: object, compared: tuple[object, ...]) -> None:
 
 
 def _kind(
-    p: Declared,
-    value: object,
-    uses_workspace: bool,
-    any_bound: bool = False,
-    sized: bool = True,
+    p: Declared, value: object, uses_workspace: bool, any_bound: bool = False, sized: bool = True
 ) -> Kind:
     if p.arg.rule is Rule.SAME:
         return "same"

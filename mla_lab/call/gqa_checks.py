@@ -16,14 +16,7 @@ from .checks.overlap import check_overlap
 from .checks.shapes import QUERY_DTYPES, check_page_table, check_workspace
 from .checks.values import read_q_lens
 from .decode_args import made_plain
-from .gqa_args import (
-    GQA_INTEGERS,
-    GQA_PARAMETERS,
-    KV_LAYOUTS,
-    CheckedGqaCall,
-    GqaArgs,
-    GqaForm,
-)
+from .gqa_args import GQA_INTEGERS, GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, GqaArgs, GqaForm
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 #: kernels take the window as int32

@@ -41,12 +41,7 @@ def _check_target(g: Gang, cta: CtaLike, offset: int, nbytes: int, align: int, p
 
 
 def tensor_copy(
-    g: Gang,
-    address: Row,
-    where: list[Row],
-    to: tuple[Row, Row, Row | None, bool],
-    m: Mask,
-    pc: int,
+    g: Gang, address: Row, where: list[Row], to: tuple[Row, Row, Row | None, bool], m: Mask, pc: int
 ) -> None:
     """cp.async.bulk.tensor from global memory at element coordinates `where`.
 

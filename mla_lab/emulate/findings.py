@@ -38,11 +38,7 @@ class Finding:
 
 
 def finding(
-    g: GangLike,
-    pc: int,
-    kind: str,
-    text: str,
-    others: tuple[tuple[str, Place], ...] = (),
+    g: GangLike, pc: int, kind: str, text: str, others: tuple[tuple[str, Place], ...] = ()
 ) -> Finding:
     """A finding about instruction `pc` of the threads of `g`."""
     instruction = g.cta.program.kernel.code[pc]

@@ -155,12 +155,7 @@ class Decoder:
         q_lens = (query.shape[1],) * len(lengths)
         kind = self.dtype
         problem = Problem(
-            q_lens,
-            tuple(lengths.tolist()),
-            HEADS,
-            q_dtype=kind,
-            kv_format=kind,
-            out_dtype=kind,
+            q_lens, tuple(lengths.tolist()), HEADS, q_dtype=kind, kv_format=kind, out_dtype=kind
         )
         plan = make_plan(problem, num_workers=WORKERS, policy="greedy")
         planned: Tensor = decode(*arguments, bmm1_scale=SCALE, plan=plan)

@@ -111,10 +111,7 @@ def _rank(problem: Problem, choice: Choice) -> float:
 
 
 def _all_candidates(
-    problem: Problem,
-    gpu: Gpu,
-    costs: tuple[KernelCosts, ...],
-    on_device: bool,
+    problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...], on_device: bool
 ) -> list[Choice]:
     """Every tile with its best static grid or the cost policy's splits; promising tiles with
     others.

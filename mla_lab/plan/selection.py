@@ -33,14 +33,7 @@ from .cuts import Shape
 from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
 from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
-from .launch_modes import (
-    E4M3,
-    FORMATS,
-    KEEP_AB_PERSISTENT,
-    QUERY_HI_LO,
-    SIXTEEN_BIT,
-    find_mode,
-)
+from .launch_modes import E4M3, FORMATS, KEEP_AB_PERSISTENT, QUERY_HI_LO, SIXTEEN_BIT, find_mode
 from .pricing import TILE_KV, candidates, config_of, model_of
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule

@@ -91,13 +91,7 @@ class AbsorbedLayer:
         self._attend = attend
 
     def forward_impl(
-        self,
-        query: Tensor,
-        latent: Tensor,
-        rope: Tensor,
-        cache: Tensor,
-        metadata: Any,
-        out: Tensor,
+        self, query: Tensor, latent: Tensor, rope: Tensor, cache: Tensor, metadata: Any, out: Tensor
     ) -> None:
         """Values of the step's tokens into `out`."""
         mixed = self._attend(absorbed_query(query, self.W_UK_T), cache, metadata)

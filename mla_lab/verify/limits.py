@@ -73,11 +73,7 @@ def limits_of(inputs: DecodeInputs, expected: Result) -> Limits:
 
 
 def twice_torch(
-    call: DecodeArgs,
-    expected: Result,
-    out_dtype: str,
-    weights: str,
-    tops: Sequence[float] = TOPS,
+    call: DecodeArgs, expected: Result, out_dtype: str, weights: str, tops: Sequence[float] = TOPS
 ) -> Limits:
     """Twice the largest errors of torch with rounded weights over the `tops`. The bound of lse also
     covers e4m3 weights that all round in one direction, and the scores of a 16-bit query.

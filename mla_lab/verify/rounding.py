@@ -33,12 +33,7 @@ from ..core.gpu import H200
 from ..core.problem import Problem
 from ..core.revision import check_record
 from ..plan import Plan, plan_on
-from ..plan.launch_modes import (
-    E4M3,
-    KEEP_AB_PERSISTENT,
-    SWAP_AB_LL,
-    SWAP_AB_LL_MULTICAST,
-)
+from ..plan.launch_modes import E4M3, KEEP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_LL_MULTICAST
 from ..plan.launch_modes import FORMATS as OPERANDS
 from ..plan.promotion import PROMOTED_KEYS
 from ..reference.inputs import DISTRIBUTIONS, DecodeInputs, make_inputs

@@ -114,10 +114,7 @@ def test_batch_invariant_bits_in_large_batches(heads: int) -> None:
     ],
 )
 def test_a_worker_that_runs_an_item_whole_leaves_the_same_bits(
-    heads: int,
-    formats: tuple[str, str, str],
-    features: tuple[str, ...],
-    workspace: torch.Tensor,
+    heads: int, formats: tuple[str, str, str], features: tuple[str, ...], workspace: torch.Tensor
 ) -> None:
     """Requests of 9,000 keys, two or three pieces: as many as CTAs, each of which has a request,
     and one alone.

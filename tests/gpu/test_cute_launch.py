@@ -18,14 +18,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import choose, make_plan
 from mla_lab.reference.mla import decode_reference
 
-from .calls import (
-    check,
-    chosen_plan,
-    counters_are_zero,
-    inputs_of,
-    native,
-    no_synchronisation,
-)
+from .calls import check, chosen_plan, counters_are_zero, inputs_of, native, no_synchronisation
 
 pytestmark = pytest.mark.gpu
 

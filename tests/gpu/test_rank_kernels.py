@@ -109,9 +109,6 @@ def test_the_first_use_is_not_captured() -> None:
     outs, lses = results(2, 5)
     rank_kernels._kernel.cache_clear()
     graph = torch.cuda.CUDAGraph()
-    with (
-        torch.cuda.graph(graph),
-        pytest.raises(InvalidInput, match="merge: got the first use"),
-    ):
+    with torch.cuda.graph(graph), pytest.raises(InvalidInput, match="merge: got the first use"):
         merge(list(outs), list(lses))
     merge(list(outs), list(lses))

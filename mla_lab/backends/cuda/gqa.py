@@ -14,16 +14,7 @@ from ...core.gpu import Gpu
 from ...jit import ARCHS
 from ...plan import KernelConfig
 from ...plan.launch_modes import PAGE_SIZES
-from ...plan.xqa import (
-    DIMS,
-    FORMATS,
-    MAX_BLOCKS,
-    Cuts,
-    Rows,
-    config_for,
-    cut,
-    row_tiles_for,
-)
+from ...plan.xqa import DIMS, FORMATS, MAX_BLOCKS, Cuts, Rows, config_for, cut, row_tiles_for
 from .. import self_check
 from ..base import believes_max_q_len, gpu_of, not_taken
 from ..self_check import SelfCheck

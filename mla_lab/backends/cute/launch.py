@@ -199,11 +199,7 @@ class Launch:
 
     @classmethod
     def _before_of(
-        cls,
-        call: Call,
-        plan: SelfScheduled,
-        workspace: Workspace,
-        gpu: Gpu,
+        cls, call: Call, plan: SelfScheduled, workspace: Workspace, gpu: Gpu
     ) -> Launch | None:
         if plan.before is None:
             return None

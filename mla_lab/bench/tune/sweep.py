@@ -19,12 +19,7 @@ from ...core.problem import Problem
 from ...plan import KernelCosts, Plan, predicted_us
 from ...plan.cuts import Shape
 from ...plan.formula import counts, fits_ll_slice, most_splits
-from ...plan.launch_modes import (
-    KEEP_AB_PERSISTENT,
-    LaunchMode,
-    find_mode,
-    keep_ab_tiles,
-)
+from ...plan.launch_modes import KEEP_AB_PERSISTENT, LaunchMode, find_mode, keep_ab_tiles
 from ...plan.pricing import SPLITS
 from ..cases import Case
 from ..harness import Bench

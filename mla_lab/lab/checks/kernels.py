@@ -160,19 +160,13 @@ def _kept(attempt: Attempt) -> str:
     )
     for draft, chosen, hint in cases:
         got = attempt(list(draft), list(chosen))
-        need(
-            isinstance(got, list | tuple),
-            f"Return a list of tokens, in place of {got!r}",
-        )
+        need(isinstance(got, list | tuple), f"Return a list of tokens, in place of {got!r}")
         case = f"Draft {draft}, chosen by the model {chosen}: "
         need(
             len(got) >= 1,
             f"{case}nothing is returned, and the model's own next token is always right",
         )
-        need(
-            len(got) <= len(draft) + 1,
-            f"{case}{len(got)} tokens are more than the draft and one",
-        )
+        need(len(got) <= len(draft) + 1, f"{case}{len(got)} tokens are more than the draft and one")
         need(list(got) == kept_of(draft, chosen), f"{case}{list(got)} is not it: {hint}")
     return "Every call gives at least one token, and the text is the one without drafts."
 

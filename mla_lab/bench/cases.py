@@ -44,9 +44,9 @@ def uniform_case(
     return Case(_name(batch, q_len, heads, kv_len) + _suffix(problem), family, problem)
 
 
-def gauss_lengths(batch: int, mean: int, least: int, seed: int = 0) -> tuple[int, ...]:
+def gauss_lengths(batch: int, mean: int, least: int) -> tuple[int, ...]:
     """Ragged lengths: normal(mean, mean / 2) by Python's `random.gauss`, floored at `least`."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     return tuple(max(int(draw.gauss(mean, mean / 2)), least) for _ in range(batch))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from ..core.gpu import H200, Gpu
+from ..core.gpu import H200
 from ..core.problem import Problem
 from .records import Row
 from .telemetry import Telemetry
@@ -24,21 +24,18 @@ SETTLING = 0.3
 MIN_FLOOR_SECONDS = 15e-6
 
 
-def worthwhile(problem: Problem, gpu: Gpu | None = None) -> bool:
-    """True if `problem` is compute-bound for long enough to measure power."""
-    gpu = gpu or H200
-    return gpu.bound(problem) == "compute" and gpu.roofline_time(problem) >= MIN_FLOOR_SECONDS
+def worthwhile(problem: Problem) -> bool:
+    """True if an H200 is compute-bound by `problem` for long enough to measure power."""
+    return H200.bound(problem) == "compute" and H200.roofline_time(problem) >= MIN_FLOOR_SECONDS
 
 
-def sustained(
-    replay: Replay, launches: int, readings: Telemetry, seconds: float = WINDOW_SECONDS
-) -> Row | None:
+def sustained(replay: Replay, launches: int, readings: Telemetry) -> Row | None:
     """One peer under sustained load: watts, SM clock in MHz, microseconds and joules of each of the
     `launches` in `replay`, seconds of the window, sensor readings; None without a sensor.
     """
     if not readings.running:
         return None
-    times = max(1, round(seconds * 1e6 / replay()))
+    times = max(1, round(WINDOW_SECONDS * 1e6 / replay()))
     begin = time.monotonic()
     us = replay.repeat(times) / (times * launches)
     end = time.monotonic()

@@ -337,12 +337,12 @@ class _Camera(Recorder):
         return stuck
 
 
-def shoot(broken: Program | None = None, schedule: str = "fair", seed: int = 0) -> Film:
+def shoot(broken: Program | None = None, schedule: str = "fair") -> Film:
     """Run the recorded call, all checks on, perhaps as a broken program; its film."""
     from ..emulate.calls import is_right
 
     call, camera = recording().call(), _Camera()
-    kernel = recording().kernel(Options(check=True, trace=True, schedule=schedule, seed=seed))
+    kernel = recording().kernel(Options(check=True, trace=True, schedule=schedule))
     if broken is not None:
         kernel.programs = {broken.kernel.name: broken}
     fault: list[Finding] = []

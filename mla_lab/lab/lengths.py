@@ -20,9 +20,9 @@ PRESETS = {
 }
 
 
-def preset_lengths(preset: str, batch: int, mean: int, seed: int = 0) -> tuple[int, ...]:
+def preset_lengths(preset: str, batch: int, mean: int) -> tuple[int, ...]:
     """`batch` KV lengths around `mean`, the long request first; 1 at least."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     if preset == "all equal":
         lengths = np.full(batch, mean)
     elif preset == "one long":
@@ -33,7 +33,7 @@ def preset_lengths(preset: str, batch: int, mean: int, seed: int = 0) -> tuple[i
     elif preset == "heavy tail":
         lengths = rng.lognormal(np.log(mean) - 0.5, 1.0, batch)
     elif preset == SERVING:
-        return trace_lengths("", batch, seed)
+        return trace_lengths("", batch)
     else:
         raise invalid("preset", repr(preset), tuple(PRESETS))
     return tuple(int(n) for n in np.maximum(1, np.round(lengths)))

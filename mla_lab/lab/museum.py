@@ -79,13 +79,13 @@ def _filmed(name: str, schedule: str = "fair") -> Outcome:
     return Outcome(made.findings, made.right)
 
 
-def _emulated(kernel: EmulatedKernel, call: Call, detail: str = "") -> Outcome:
+def _emulated(kernel: EmulatedKernel, call: Call) -> Outcome:
     kernel.options, kernel.names = Options(check=True), ARGUMENTS
     try:
         kernel(*call.args)
     except Fault as fault:
-        return Outcome((*kernel.run.findings, fault.finding), False, detail)
-    return Outcome(tuple(kernel.run.findings), is_right(call), detail)
+        return Outcome((*kernel.run.findings, fault.finding), False)
+    return Outcome(tuple(kernel.run.findings), is_right(call))
 
 
 def _edited(of: Recording, edits: dict[int, Instruction]) -> Outcome:

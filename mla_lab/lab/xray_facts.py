@@ -137,7 +137,7 @@ def _exponentials(report: KernelReport) -> dict[str, int]:
     return dict(found)
 
 
-def _excerpt(report: KernelReport, before: int = 3, after: int = 9) -> list[str]:
+def _excerpt(report: KernelReport) -> list[str]:
     """Lines around the first matrix product of the most columns; the first lines without one."""
     products = [i for i, x in enumerate(report.instructions) if x.kind == "matrix"]
     shape = re.compile(r"\.\d+x(\d+)x")
@@ -146,8 +146,8 @@ def _excerpt(report: KernelReport, before: int = 3, after: int = 9) -> list[str]
         found = shape.search(report.instructions[at].opcode)
         return int(found[1]) if found else 0
 
-    first = max(products, key=lambda at: (columns(at), -at), default=before)
-    return [str(x) for x in report.instructions[first - before : first + after]]
+    first = max(products, key=lambda at: (columns(at), -at), default=3)
+    return [str(x) for x in report.instructions[first - 3 : first + 9]]
 
 
 @cache

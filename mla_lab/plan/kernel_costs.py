@@ -196,9 +196,7 @@ def _read(path: Path) -> dict[tuple[str, str], list[KernelCosts]]:
     return found
 
 
-def default_model(
-    problem: Problem, tile_rows: int = 64, tile_kv: int = 64, cluster: int = 1
-) -> CostModel:
+def default_model(problem: Problem, tile_rows: int = 64, tile_kv: int = 64) -> CostModel:
     """Cost model by the recorded constants: swap_ab up to 32 rows a tile, else keep_ab."""
     family = recorded_of((SWAP_AB_CLUSTER if tile_rows <= 32 else KEEP_AB_PERSISTENT).key)
-    return family.model(problem, tile_rows, tile_kv, cluster)
+    return family.model(problem, tile_rows, tile_kv)

@@ -25,7 +25,7 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from ..jit.shipped import CUTE
 from ..plan.config import KernelConfig
-from .record import Row, head_row, read, write
+from .record import Progress, Row, head_row, read, write
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ PIECE_CASES = (
 #: requests of the last where the grid has CTAs for each piece, and all of them are under way
 MOST_AT_ONCE = 4
 MOST_HEADS = 128
-Say = Callable[[str], None]
 
 
 def builds(part: str = "") -> list[KernelConfig]:
@@ -176,7 +175,7 @@ def _run(artifact: Artifact, case: Case) -> Row:
 
 
 def run(
-    path: Path, part: str, seconds: float, say: Say, jobs: int = 1, count: Built = no_count
+    path: Path, part: str, seconds: float, say: Progress, jobs: int = 1, count: Built = no_count
 ) -> list[Row]:
     """Run builds until all are done or the time is over; the record is written after each. `jobs`
     processes share the builds.

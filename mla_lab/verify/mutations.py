@@ -9,7 +9,7 @@ under any of the schedules of `emulate.mutate.TRIES`. A row names the digest of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -20,9 +20,8 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from .emulated import digest_of_code, spread
 from .mutation_cases import Case, cases
-from .record import Row, head_row, read, write
+from .record import Progress, Row, head_row, read, write
 
-Say = Callable[[str], None]
 FIRST_KEYS = (
     "load_k of a work tile's first tile: load_query has waited for q.empty, at which the tensor "
     "core arrives behind the last QK of the work tile before and its reads of K (a bf16 query over "
@@ -78,7 +77,7 @@ UNEXPLAINED = "not explained"
 
 
 def run(
-    path: Path, part: str, seconds: float, say: Say, jobs: int = 1, count: Built = no_count
+    path: Path, part: str, seconds: float, say: Progress, jobs: int = 1, count: Built = no_count
 ) -> list[Row]:
     """Builds whose row is not of this source's code, until the time is over; `jobs` processes share
     them.

@@ -8,7 +8,7 @@ what has changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -23,12 +23,11 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from ..reference.inputs import DecodeInputs
 from .emulated import digest_of_code
-from .record import Row, head_row, read, write
+from .record import Progress, Row, head_row, read, write
 from .sm100_lists import OWN_LENGTH, Run, feature_runs, published_runs
 
 ARCH = "sm_100a"
 LISTS = {"published": published_runs, "features": feature_runs}
-Say = Callable[[str], None]
 
 
 def request_of(inputs: DecodeInputs, request: int) -> DecodeInputs:
@@ -119,7 +118,7 @@ def run_one(artifact: Artifact, wanted: Run) -> Row:
     return {**row, "findings": found} if found else row
 
 
-def run(path: Path, part: str, seconds: float, say: Say, count: Built = no_count) -> list[Row]:
+def run(path: Path, part: str, seconds: float, say: Progress, count: Built = no_count) -> list[Row]:
     """Run what is not "ok" in the record with this code, until the time is over. Rows of calls that
     the lists no longer have go.
 

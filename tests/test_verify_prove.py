@@ -109,7 +109,7 @@ def test_a_proof_of_another_card_or_version_does_not_count(field: str, other: ob
 def test_a_new_version_makes_a_proof_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     proofs.remember(proofs.Identity.of(B200), FACTS)
     assert not proofs.counts(B300) and not proofs.counts(replace(B200, sms=74))
-    for name, value in (("__version__", "9.9.9"), ("_dsl_version", lambda: "9.9.9")):
+    for name, value in (("__version__", "9.9.9"), ("version_of", lambda name: "9.9.9")):
         with monkeypatch.context() as patch:
             patch.setattr(proofs, name, value)
             assert not proofs.counts(B200)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import MlaLabError
+from ..core.installed import version_of
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,8 @@ def examine() -> list[Finding]:
 
 
 def _package(distribution: str, otherwise: str) -> Finding:
-    try:
-        return Finding("packages", distribution, True, importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("packages", distribution, False, otherwise)
+    version = version_of(distribution)
+    return Finding("packages", distribution, version is not None, version or otherwise)
 
 
 def _packages() -> Iterator[Finding]:

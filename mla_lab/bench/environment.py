@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..core.installed import output_of, version_of
 from ..core.revision import Revision
 from ..core.version import __version__
 
@@ -31,7 +30,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
         "host": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
-        "libraries": {name: v for name in LIBRARIES if (v := _version(name)) is not None},
+        "libraries": {name: v for name in LIBRARIES if (v := version_of(name)) is not None},
         "mla_lab": __version__,
         "commit": revision.commit,
         "dirty": revision.dirty,
@@ -63,22 +62,7 @@ def _smi() -> dict[str, str] | None:
     if not shutil.which("nvidia-smi"):
         return None
     query = f"--query-gpu={','.join(SMI_FIELDS)}"
-    text = _output("nvidia-smi", query, "--format=csv,noheader", "-i", "0")
+    text = output_of("nvidia-smi", query, "--format=csv,noheader", "-i", "0")
     if text is None:
         return None
     return dict(zip(SMI_FIELDS, (field.strip() for field in text.split(",")), strict=False))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _output(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

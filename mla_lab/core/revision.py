@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import invalid
+from .installed import output_of
 from .resources import own_data_dir
 
 #: beside the package of a bundle, which has no git
@@ -36,8 +36,9 @@ class Revision:
         bundled = package.parent / FILE
         if bundled.is_file():
             return cls(**json.loads(bundled.read_text(encoding="utf-8")))
-        status = _git(package, "status", "--porcelain", "--", ".", "../kernels")
-        head, named = _git(package, "rev-parse", "HEAD"), os.environ.get("MLA_LAB_COMMIT")
+        git = ("git", "-C", str(package))
+        status = output_of(*git, "status", "--porcelain", "--", ".", "../kernels")
+        head, named = output_of(*git, "rev-parse", "HEAD"), os.environ.get("MLA_LAB_COMMIT")
         if status is None or (named and named != head):
             return cls(named or head, None)
         return cls(head, bool(status))
@@ -59,17 +60,3 @@ def check_record(path: Path) -> None:
         got = "changed code" if revision.dirty else "code of no known commit"
         wanted = f"a clean commit; another folder; {FORCE}=1, which says so in the record"
         raise invalid(f"record {path.name}", got, wanted)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

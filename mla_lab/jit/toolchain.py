@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -13,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core.errors import BuildError
+from ..core.installed import version_of
 from .host_cpu import host_cpu
 
 #: CUDA releases whose nvcc knows every architecture of `arch.ARCHS`
@@ -122,10 +122,7 @@ def _changed(folder: str) -> int:
 
 @lru_cache(maxsize=64)
 def _version_at(distribution: str, _changes: tuple[int, ...]) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of(distribution)
 
 
 def cute_versions() -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ import ipywidgets as widgets
 from IPython.display import HTML, display
 
 from ..core.errors import MlaLabError, invalid
+from ..core.installed import version_of
 from .explorer import forget, moved
 from .glossary import words_html
 from .style import PAGE_INK, PAGE_TINT, stylesheet
@@ -169,15 +169,8 @@ def provenance() -> str:
     for package in ("mla-lab", "numpy", "torch", "plotly"):
         module = package.replace("-", "_")
         if module in sys.modules:
-            parts.append(f"{package} {_version(package)}")
+            parts.append(f"{package} {version_of(package) or '(from a folder)'}")
     return " · ".join(parts)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "(from a folder)"
 
 
 def _banner(html: str) -> None:

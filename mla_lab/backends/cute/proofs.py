@@ -11,7 +11,6 @@ count.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from ...core.errors import BuildError, InvalidInput, invalid
 from ...core.files import check, read_json, replacing
 from ...core.gpu import Gpu
+from ...core.installed import version_of
 from ...core.version import __version__
 from ...jit.arch import CAPABILITIES
 from ...jit.cache import check_private, default_root, private_folder
@@ -53,7 +53,7 @@ class Identity:
             capability=capability(gpu),
             mla_lab=__version__,
             sources=source_hash(SM100.kernel),
-            dsl=_dsl_version(),
+            dsl=version_of(DSL) or "none",
         )
 
     @property
@@ -121,10 +121,3 @@ def counts(gpu: Gpu) -> bool:
     except (BuildError, InvalidInput, OSError):
         return False
     return found["passed"] is True and found["identity"] == asdict(identity)
-
-
-def _dsl_version() -> str:
-    try:
-        return importlib.metadata.version(DSL)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

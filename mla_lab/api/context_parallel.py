@@ -23,6 +23,7 @@ from torch import Tensor
 from ..backends import rank_kernels
 from ..call.checks import tensors as argument
 from ..call.checks.features import LSE_BASES
+from ..call.checks.shapes import WIDE
 from ..core import kv_cache as formats
 from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
 from ..reference.inputs import DecodeInputs, page_table
@@ -30,7 +31,6 @@ from .peer_memory import PeerMemory, group_of
 
 #: of results that a merge takes, of at least 16 bits
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-LSE_DTYPES = (torch.float32, torch.float64)
 #: of torch 2.13 and newer, and its name before
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: collectives as one; of no public interface yet, and so not counted on
@@ -243,7 +243,7 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if tensor.device != outs[0].device:
                 raise invalid(name, f"device {tensor.device}", f"that of outs[0], {outs[0].device}")
     argument.dtype("outs", outs[0], OUT_DTYPES)
-    argument.dtype("lses", lses[0], LSE_DTYPES)
+    argument.dtype("lses", lses[0], WIDE)
     *rows, latent = outs[0].shape or (0,)
     if not rows or 0 in (rows[-1], latent):
         raise invalid("outs", f"shape {list(outs[0].shape)}", "[..., heads, latent]")

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from ..call.checks import tensors as argument
+from ..call.checks.shapes import WIDE
 from ..call.decode_args import PARAMETERS, Declared, Rule
 from ..core.errors import invalid, invalid_type, unsupported
 
 NAME = "mla_lab::decode"
 #: schema types of Python types
 _TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str"}
-#: an out that was not given has the dtype of a query wider than 16 bits
-_WIDE = (torch.float32, torch.float64)
 
 
 def operation_parameters(parameters: Sequence[Declared]) -> list[Declared]:
@@ -133,7 +132,7 @@ def _results(named: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         raise invalid("query", f"shape {list(query.shape)}", "three or four dimensions")
     argument.integer("kv_lora_rank", named["kv_lora_rank"], 1)
     if out is None:
-        dtype = query.dtype if query.dtype in _WIDE else torch.bfloat16
+        dtype = query.dtype if query.dtype in WIDE else torch.bfloat16
         out = query.new_empty((*query.shape[:-1], named["kv_lora_rank"]), dtype=dtype)
     if lse is None and named["return_lse"]:
         tokens = query.shape[0] if query.dim() == 3 else query.shape[0] * query.shape[1]

@@ -10,14 +10,12 @@ loads may be used behind the `wait::ld` that follows; packing it is no use eithe
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from .gang import Gang
 from .parts import CheckerLike, ProgramLike
-from .ptx import Instruction, Place
+from .ptx import NAME_IN, Instruction, Place
 
-_WORD = re.compile(r"[%\w$@]+")
 #: (what, instruction, registers or numbers)
 Step = tuple[str, int, Any]
 
@@ -126,7 +124,7 @@ class Flight:
 
 
 def _words(args: tuple[str, ...]) -> set[str]:
-    return {word for arg in args for word in _WORD.findall(arg)}
+    return {word for arg in args for word in NAME_IN.findall(arg)}
 
 
 def _operands(instruction: Instruction) -> frozenset[str]:

@@ -27,7 +27,8 @@ _TOKEN = re.compile(
     r"|(?P<statement>[^;{}]*(?:\{[^{}]*\}[^;{}]*)*;))"
 )
 _GUARD = re.compile(r"@(!?)([%\w$]+)\s+")
-_NAME = re.compile(r"[%\w$@]+")
+#: a name in an operand
+NAME_IN = re.compile(r"[%\w$@]+")
 
 
 class Place(NamedTuple):
@@ -234,7 +235,7 @@ class _Body:
         opcode, _, rest = body.partition(" ")
         args = split_operands(rest)
         if names:
-            args = [_NAME.sub(lambda m: names.get(m[0], m[0]), a) for a in args]
+            args = [NAME_IN.sub(lambda m: names.get(m[0], m[0]), a) for a in args]
         if opcode.startswith("bra"):
             near = [args[0] if b == 0 else f"{args[0]}@{b}" for b in reversed(blocks)]
             args = [next((name for name in near if name in self.kernel.labels), args[0])]

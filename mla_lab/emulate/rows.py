@@ -9,21 +9,18 @@ what holds for one thread's path through the code holds for all of them.
 from __future__ import annotations
 
 import heapq
-import re
 
 import numpy as np
 
-from .ptx import SIZES, Instruction, Kernel
+from .ptx import NAME_IN, SIZES, Instruction, Kernel
 
 #: bytes of a register of each type; predicates are rows of bool
 CLASSES = {**SIZES, "pred": 1}
 
-_WORD = re.compile(r"[%\w$@]+")
-
 
 def names_in(instruction: Instruction, registers: dict[str, str]) -> list[str]:
     """Registers that an instruction names, its guard included, in the order of the text."""
-    found = [w for w in _WORD.findall(" ".join(instruction.args)) if w in registers]
+    found = [w for w in NAME_IN.findall(" ".join(instruction.args)) if w in registers]
     return [*found, instruction.guard] if instruction.guard else found
 
 
@@ -72,7 +69,7 @@ def _stretches(kernel: Kernel, named: list[list[str]]) -> tuple[list[str], np.nd
             last[name] = i
         if instruction.opcode.startswith("wgmma.mma_async"):
             # the product is written when it completes, at the latest where all are waited for
-            for name in _WORD.findall(instruction.args[0]):
+            for name in NAME_IN.findall(instruction.args[0]):
                 last[name] = max(last[name], int(settled[i]))
     names = list(first)
     start = np.array([first[n] for n in names])
@@ -112,7 +109,7 @@ def _settled(code: list[Instruction]) -> np.ndarray:
 
 def _defines(instruction: Instruction, name: str) -> bool:
     """Whether the instruction writes `name` without reading it."""
-    words = [set(_WORD.findall(a)) for a in instruction.args]
+    words = [set(NAME_IN.findall(a)) for a in instruction.args]
     if not words or name not in words[0] or any(name in other for other in words[1:]):
         return False
     if instruction.opcode.startswith(("tcgen05.dealloc", "st.", "red.", "wgmma.")):

@@ -12,7 +12,6 @@ import math
 import os
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache
@@ -34,10 +33,10 @@ from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error
 
 from .contract_errors import arguments
+from .fuzzing import result_of, seeds
 
-#: calls a test changes in any case, and the seconds it may go on after them
+#: calls that a test changes in any case
 CALLS = 4000 if "MLA_LAB_LONG" in os.environ else 2000
-SECONDS = float(os.environ.get("MLA_LAB_FUZZ_SECONDS", "0"))
 KINDS = ("dense", "masked", "ragged", "separate", "sparse", "packed", "e4m3")
 #: arguments whose values a replay does not read
 VALUES = re.compile("seq_lens|block_tables")
@@ -135,14 +134,6 @@ def mutations(draw: random.Random, named: dict[str, Any]) -> Iterator[str]:
             yield f"{name}: value {which}"
 
 
-def seeds() -> Iterator[int]:
-    """0, 1, ... up to `CALLS`, and on until the time is up."""
-    end, seed = time.monotonic() + SECONDS, 0
-    while seed < CALLS or time.monotonic() < end:
-        yield seed
-        seed += 1
-
-
 @cache
 def right(kind: str) -> dict[str, Any]:
     """A right call, whose tensors all calls of its kind share."""
@@ -174,14 +165,9 @@ def examine(named: dict[str, Any], told: str) -> bool:
         if isinstance(v, Tensor) and k not in WRITTEN and not v.is_meta
     }
     before = {name: bits(value) for name, value in read.items()}
-    try:
-        result = call(**named)
-    except MlaLabError as error:
-        if "got" not in str(error) or "supported" not in str(error):
-            pytest.fail(f"{told}: {error}")
+    result = result_of(call, named, told)
+    if result is None:
         return False
-    except Exception as error:
-        pytest.fail(f"{told}: {type(error).__name__} {error}")
     assert all(torch.equal(bits(read[name]), old) for name, old in before.items()), told
     out = result[0] if isinstance(result, tuple) else result
     expected = decode_reference(native_args(**named)).out
@@ -193,7 +179,7 @@ def examine(named: dict[str, Any], told: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 def test_changed_calls_are_right_or_refused() -> None:
-    ran = [examine(*mutated(seed)[1:]) for seed in seeds()]
+    ran = [examine(*mutated(seed)[1:]) for seed in seeds(CALLS)]
     assert 0.05 < sum(ran) / len(ran) < 0.95
     for kind in KINDS:  # what calls share is as it was, so that a seed alone does the same
         for name, value in arguments(kind).items():
@@ -234,7 +220,7 @@ def refusal(args: DecodeArgs) -> str:
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_replayed_would_pass_the_checks() -> None:
     replayed = 0
-    for seed in seeds():
+    for seed in seeds(CALLS):
         good, named, told = mutated(seed)
         args = native_args(**good)
         form = form_of(args)

@@ -1,0 +1,35 @@
+"""What tests of randomly changed calls have in common: their seeds, and what a call may do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mla_lab.core.errors import MlaLabError
+
+#: a test goes on for so long after its calls
+SECONDS = float(os.environ.get("MLA_LAB_FUZZ_SECONDS", "0"))
+
+
+def seeds(calls: int) -> Iterator[int]:
+    """0, 1, ... up to `calls`, and on until the time is up."""
+    end, seed = time.monotonic() + SECONDS, 0
+    while seed < calls or time.monotonic() < end:
+        yield seed
+        seed += 1
+
+
+def result_of(call: Callable[..., Any], named: dict[str, Any], told: str) -> Any:
+    """What a call gives, None where it is refused with a reason; any other error is a failure."""
+    try:
+        return call(**named)
+    except MlaLabError as error:
+        if "got" not in str(error) or "supported" not in str(error):
+            pytest.fail(f"{told}: {error}")
+        return None
+    except Exception as error:
+        pytest.fail(f"{told}: {type(error).__name__} {error}")

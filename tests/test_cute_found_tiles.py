@@ -45,16 +45,20 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
     assert kernel.run.findings == []
 
 
+def found_again(kernel: EmulatedKernel, batch: Batch) -> None:
+    """Workers find the plan's pieces, and take them again from the words that they kept."""
+    schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)
+    for _ in range(2):
+        assert launch(kernel, batch, schedule) == planned(batch)
+        assert kernel.run.findings == []
+
+
 DEALT = [Batch.of_dealt(random.Random(seed), (4, 16, 33)[seed % 3]) for seed in range(24)]
 
 
 @pytest.mark.parametrize("batch", DEALT, ids=range(len(DEALT)))
 def test_workers_find_the_pieces_that_are_dealt(kernel: EmulatedKernel, batch: Batch) -> None:
-    """As they find them, and as they kept them."""
-    schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)
-    for _ in range(2):
-        assert launch(kernel, batch, schedule) == planned(batch)
-        assert kernel.run.findings == []
+    found_again(kernel, batch)
 
 
 def test_dealt_batches_have_several_rounds_and_many_pieces() -> None:
@@ -68,14 +72,6 @@ def test_dealt_batches_have_several_rounds_and_many_pieces() -> None:
 def pieces() -> EmulatedKernel:
     config = KernelConfig("cute/found_tiles", options=(("pieces", 1),))
     return EmulatedKernel.of(jit.compile(config), Options(check=True))
-
-
-def found_again(pieces: EmulatedKernel, batch: Batch) -> None:
-    """Workers find the plan's pieces, and take them again from the words that they kept."""
-    schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)
-    for _ in range(2):
-        assert launch(pieces, batch, schedule) == planned(batch)
-        assert pieces.run.findings == []
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -47,14 +47,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_emulator(verbs)
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
     kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
-    kinds.add_argument("record", type=Path, help="JSON lines, written anew")
     builds = verbs.add_parser("builds", help="what all shipped builds compile to; needs no card")
     builds.add_argument(
         "--elsewhere",
         action="store_true",
         help="the CUDA C++ kernels for other architectures than Hopper; needs nvcc",
     )
-    builds.add_argument("record", type=Path, help="JSON lines, written anew")
     sm100 = verbs.add_parser("sm100", help="the SM100 kernel in the emulator; needs no card")
     sm100.add_argument(
         "--list",
@@ -65,8 +63,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     sm100.add_argument("--seconds", type=float, default=NO_LIMIT, help="begin no case after this")
     sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs):
-        verb.add_argument("record", type=Path, help="JSON lines, written anew")
         verb.add_argument("--device", default="cuda")
+    for verb in (pairs, published, costs, kinds, builds):
+        verb.add_argument("record", type=Path, help="JSON lines, written anew")
     return parser
 
 
@@ -75,20 +74,16 @@ def _add_emulator(verbs: Any) -> None:
     xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
     xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
     xqa.add_argument("--first", type=int, help="only the first so many cases")
-    xqa.add_argument("record", type=Path, help="JSON lines, written anew")
     cuda = verbs.add_parser("cuda", help="planner and ladder in the emulator; needs nvcc, no card")
-    cuda.add_argument("record", type=Path, help="JSON lines, written anew")
     lse = verbs.add_parser(
         "lse",
         help="lse of eight-bit calls in the emulator, with a card's arithmetic; needs no card",
     )
-    lse.add_argument("record", type=Path, help="JSON lines, written anew")
     planted = verbs.add_parser(
         "planted", help="planted bugs: our checks, and compute-sanitizer's tools; needs no card"
     )
     planted.add_argument("--pack", type=Path, help="leave in this folder what a card runs")
     planted.add_argument("--rows", type=Path, help="what a card's tools said of that")
-    planted.add_argument("record", type=Path, help="JSON lines, written anew")
     for name, what in (
         ("emulated", "shipped builds in the emulator; needs no card"),
         ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
@@ -101,7 +96,8 @@ def _add_emulator(verbs: Any) -> None:
         verb.add_argument("--jobs", type=int, default=1, help="processes, of builds")
         verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
-    speed.add_argument("record", type=Path, help="JSON lines, written anew")
+    for verb in (xqa, cuda, lse, planted, speed):
+        verb.add_argument("record", type=Path, help="JSON lines, written anew")
     bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
     bits.add_argument(
         "--compare", action="store_true", help="the record with the emulator; needs no card"

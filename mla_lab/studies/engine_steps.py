@@ -61,12 +61,10 @@ class Loop:
         """Tokens of the requests, from this one down; the last of each is written by the step."""
         down = torch.arange(self.shape.batch, dtype=torch.int32, device=self.device)
         self.lens.copy_((kv_len - 3 * down).clamp_min(1))
-        page, place = (
-            (self.lens - 1) // self.shape.page_size,
-            (self.lens - 1) % self.shape.page_size,
-        )
+        last, size = self.lens - 1, self.shape.page_size
+        page, place = last // size, last % size
         pages = self.block_table.gather(1, page.long().unsqueeze(1)).squeeze(1)
-        self.slots.copy_(pages.long() * self.shape.page_size + place)
+        self.slots.copy_(pages.long() * size + place)
 
     def build(self, capture: bool = False) -> Any:
         """The metadata of a step."""

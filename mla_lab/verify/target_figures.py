@@ -63,9 +63,7 @@ class Figure:
         return format(value, self.form)
 
     def __str__(self) -> str:
-        return f"{self.show(self.value)}{' (' if self.note else ''}{self.note}" + (
-            ")" if self.note else ""
-        )
+        return self.show(self.value) + (f" ({self.note})" if self.note else "")
 
 
 @cache

@@ -75,20 +75,12 @@ class NeighbourExplorer(explorer.Explorer):
 def _strip(y: float, policy: str, cuts: list[tuple[int, int]]) -> str:
     """One request as a bar of 128 blocks, one fill a split."""
     scale = _STRIP[0] / (KV_LEN // TILE_KV)
-    parts = [
-        label(
-            0,
-            y + 20,
-            f"{policy}: {len(cuts)} split{'s' * (len(cuts) > 1)}",
-            size=14,
-            anchor="start",
-        )
-    ]
+    heading = f"{policy}: {len(cuts)} split{'s' * (len(cuts) > 1)}"
+    parts = [label(0, y + 20, heading, size=14, anchor="start")]
     for i, (begin, end) in enumerate(cuts):
         width = (end - begin) * scale
-        cell = Cell(
-            str(i) if width > 20 else "", tint(i), f"split {i}: blocks {begin} to {end - 1}"
-        )
+        title = f"split {i}: blocks {begin} to {end - 1}"
+        cell = Cell(str(i) if width > 20 else "", tint(i), title)
         parts.append(box(begin * scale, y + 34, width, _STRIP[1], cell))
     return "".join(parts)
 

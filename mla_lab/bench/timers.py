@@ -60,7 +60,6 @@ class HostTimer:
         return _HostReplay(launches)
 
     def host_us(self, call: Callable[[], Any]) -> float:
-        """As `Timer.host_us`."""
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e6
@@ -100,7 +99,6 @@ class CudaGraphTimer:
         return _GraphReplay(launches, self._scratch if cold else None)
 
     def host_us(self, call: Callable[[], Any]) -> float:
-        """As `Timer.host_us`."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()

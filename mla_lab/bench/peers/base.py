@@ -77,7 +77,6 @@ class PeerBase:
         return next(filter(None, (refusal(case) for refusal in self.refusals)), None)
 
     def version(self) -> str | None:
-        """As `Peer.version`."""
         if not self.module:
             return __version__
         return getattr(import_module(self.module.split(".")[0]), "__version__", None)

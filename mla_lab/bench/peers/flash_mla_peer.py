@@ -35,7 +35,6 @@ class FlashMla(PeerBase):
     name = "flashmla"
 
     def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
         problem = case.problem
         if problem.top_k:
             return _refuse_sparse(case) or refuse_unequal_queries(case)

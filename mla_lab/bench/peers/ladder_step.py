@@ -27,7 +27,6 @@ class LadderStep(PeerBase):
         return f"ladder-{step.number}-{step.name}"
 
     def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
         return None if device.type == "cuda" else f"device: got {device}, supported: an NVIDIA GPU"
 
     def prepare(self, rotation: Rotation) -> Prepared:

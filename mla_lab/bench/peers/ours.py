@@ -33,7 +33,6 @@ class Ours(PeerBase):
         self.name = "mla-lab" if backend == "auto" else f"mla-lab-{backend}"
 
     def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
         if self.backend == "auto" or self.backend in backends.MODULES:
             return None
         return f"backend: got {self.backend}, supported: {', '.join(backends.MODULES)}"
@@ -46,10 +45,8 @@ class Ours(PeerBase):
         if rotation.device.type == "cuda" and runner.name == "torch" and self.backend == "auto":
             # its time is listed under its own name; here it would pass for a kernel's
             raise unsupported("backend", "auto, which has no kernel for this call", "mla-lab-torch")
-
-        if (
-            runner.name == "cuda"
-        ):  # it splits by a formula in each launch: there is no plan to share
+        # it splits by a formula in each launch: there is no plan to share
+        if runner.name == "cuda":
             return Prepared(self._launches(rotation), notes={"backend": runner.name})
         gpu = backends.gpu_of(rotation.device) or H200
         fetched = runner.name == "cute" and gathers(rotation.case.problem)
@@ -84,7 +81,6 @@ class Gathered(PeerBase):
     name = "mla-lab-cute-gathered"
 
     def refuses(self, case: Case) -> str | None:
-        """As `Peer.refuses`."""
         return None if gathers(case.problem) else "a call that is run page by page"
 
     def prepare(self, rotation: Rotation) -> Prepared:

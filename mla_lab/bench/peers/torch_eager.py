@@ -18,7 +18,6 @@ class TorchEager(PeerBase):
     refusals = (refuse_beyond_plain, refuse_unequal_queries)
 
     def version(self) -> str | None:
-        """As `Peer.version`."""
         return str(torch.__version__)
 
     def prepare(self, rotation: Rotation) -> Prepared:

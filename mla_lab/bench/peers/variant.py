@@ -65,12 +65,10 @@ class Variant(PeerBase):
         )
 
     def available(self, device: torch.device) -> str | None:
-        """As `Peer.available`."""
         known = backends.MODULES
         return None if self.backend in known else f"backend: got {self.backend}, have {list(known)}"
 
     def prepare(self, rotation: Rotation) -> Prepared:
-        """As `Peer.prepare`."""
         plan = self.plan(rotation.case.problem)
         launches = [
             prepared_launch(copy, rotation.case, plan, self.backend) for copy in rotation.copies

@@ -31,15 +31,13 @@ from mla_lab.plan import KernelConfig, make_plan
 from mla_lab.plan.xqa import Cuts, Rows, common, config_for, cut, row_tiles_for
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
-from mla_lab.reference.tolerance import lse_error, rel_error
+from mla_lab.reference.tolerance import rel_error
 
+from .test_backend_cute import DRAFTS, PLAIN, RAGGED, check
 from .xqa_abi import AbiKernel, with_current_card
 
 WORKSPACE = 64 << 20
 MLA = (576, 512)
-PLAIN = Problem.uniform(4, 1, 300, 128)
-DRAFTS = Problem.uniform(2, 3, 700, 16)
-RAGGED = Problem((1, 0, 3, 2), (70, 5, 300, 0), 24)
 LONG = Problem.uniform(1, 1, 8192, 16)
 L40S = replace(H200, name="L40S", arch="sm_89")
 
@@ -81,14 +79,6 @@ def inputs_of(problem: Problem, *features: str, seed: int = 1) -> DecodeInputs:
 
 def native(inputs: DecodeInputs, **more: Any) -> Any:
     return decode.decode(**{**inputs.contract_args(), "backend": "cuda", **more})
-
-
-def check(inputs: DecodeInputs, result: Any, limit: float = 4e-3) -> None:
-    expected = decode_reference(inputs)
-    out, lse = result if inputs.return_lse else (result, None)
-    assert rel_error(out, expected.out) < limit
-    if lse is not None:
-        assert lse_error(lse, expected.lse) < 1e-5
 
 
 SUPPORTED: list[tuple[Problem, list[str]]] = [

@@ -72,10 +72,10 @@ def native(inputs: DecodeInputs, **more: Any) -> Any:
     return decode.decode(**{**inputs.contract_args(), "backend": "cute", **more})
 
 
-def check(inputs: DecodeInputs, result: Any) -> None:
+def check(inputs: DecodeInputs, result: Any, limit: float = 4e-3) -> None:
     expected = decode_reference(inputs)
     out, lse = result if inputs.return_lse else (result, None)
-    assert rel_error(out, expected.out) < 4e-3
+    assert rel_error(out, expected.out) < limit
     if lse is not None:
         assert lse_error(lse, expected.lse) < 1e-5
 

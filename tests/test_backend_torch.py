@@ -20,10 +20,11 @@ from mla_lab.call.checks import form_of
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
 from mla_lab.plan import POLICIES, Plan, make_plan
-from mla_lab.reference.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
+from mla_lab.reference.inputs import DISTRIBUTIONS, DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, decode_reference
 from mla_lab.reference.tolerance import LSE_TOLERANCE, error, lse_error, sdpa_error
 
+from .test_reference import dense_features
 from .torch_backend_cost import MEMORY_LIMIT, SPEED_LIMIT, Speed, memory, speed
 
 FORMATS = [
@@ -83,10 +84,6 @@ plans = st.fixed_dictionaries(
         "num_workers": st.sampled_from([1, 7, 132]),
         "schedule": st.sampled_from(["persistent", "grid"]),
     }
-)
-DENSE = tuple(name for name in FEATURES if name != "top_k_lens")
-dense_features = st.sets(st.sampled_from(DENSE)).filter(
-    lambda f: not {"chain_mask", "tree_mask"} <= f
 )
 
 

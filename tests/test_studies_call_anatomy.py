@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -17,9 +15,8 @@ from mla_lab.core.resources import data_dir
 from mla_lab.simulate.anatomy import PHASES
 from mla_lab.studies import call_anatomy as anatomy
 
-VALIDATOR = jsonschema.Draft202012Validator(
-    json.loads((data_dir() / "runtime/anatomy.schema.json").read_text(encoding="utf-8"))
-)
+from .test_anatomy import VALIDATOR
+
 BEGIN = 10_000
 #: of cute/keep_ab_sm90: a CTA that merges a share, one that ends alone, one without work
 SPLIT = [10_700, 11_000, 13_000, 16_000, 16_500, 17_000, 18_000, 17_500]

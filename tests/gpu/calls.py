@@ -28,6 +28,8 @@ from mla_lab.verify.limits import WEIGHTS, limits_of
 TOLERANCE = 4e-3
 LSE_TOLERANCE = 2e-5
 WORKSPACE_BYTES = 384 << 20
+#: keys of requests: nothing, one key, block ends, several pieces
+LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
 
 @contextmanager

@@ -22,7 +22,15 @@ from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error, sdpa_error
 
-from .calls import check, chosen_plan, counters_are_zero, inputs_of, native, plans_of_all_ways
+from .calls import (
+    LENGTHS,
+    check,
+    chosen_plan,
+    counters_are_zero,
+    inputs_of,
+    native,
+    plans_of_all_ways,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -47,13 +55,10 @@ def test_small_anchors_by_every_kernel(case: Case, workspace: torch.Tensor) -> N
     assert counters_are_zero(workspace)
 
 
-ODD_LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
-
-
 @pytest.mark.parametrize("q_len", range(1, 9))
 @pytest.mark.parametrize("heads", [1, 7, 24, 100])
 def test_odd_shapes(heads: int, q_len: int, workspace: torch.Tensor) -> None:
-    problem = Problem((q_len,) * len(ODD_LENGTHS), ODD_LENGTHS, heads)
+    problem = Problem((q_len,) * len(LENGTHS), LENGTHS, heads)
     inputs = inputs_of(problem, "lse", seed=q_len)
     expected = decode_reference(inputs)
     for plan in (

@@ -19,15 +19,13 @@ from mla_lab.reference.mla import Result, TileWalk, decode_reference
 from mla_lab.reference.tolerance import rel_error
 from mla_lab.verify.limits import limits_of
 
-from .calls import check, counters_are_zero, inputs_of, native, walk_of
+from .calls import LENGTHS, check, counters_are_zero, inputs_of, native, walk_of
 
 pytestmark = pytest.mark.gpu
 
 #: query, cache
 FORMATS = [("bf16", "fp8_656"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
 SPARSE_FORMATS = [("bf16", "bf16"), *FORMATS]
-#: nothing, one key, block ends, several pieces
-LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
 
 def problem_of(

@@ -21,6 +21,7 @@ from mla_lab.reference.mla import TileWalk, decode_reference, skip_tiles
 from mla_lab.reference.operands import operands
 
 from .calls import (
+    LENGTHS,
     check,
     chosen_plan,
     counters_are_zero,
@@ -32,9 +33,6 @@ from .calls import (
 )
 
 pytestmark = pytest.mark.gpu
-
-#: nothing, one key, block ends, several pieces
-LENGTHS = (0, 1, 63, 64, 65, 700, 0, 129, 5)
 
 
 def check_all(inputs: DecodeInputs, workspace: torch.Tensor, splits: int = 3) -> None:

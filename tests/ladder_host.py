@@ -17,15 +17,7 @@ from mla_lab.reference.operands import q_begins
 
 POINTERS = ("query", "cache", "block_table", "seq_lens", "q_begin", "out", "lse", "scratch")
 STRIDES = ("page_stride", "table_stride")
-NUMBERS = (
-    "page_size",
-    "batch",
-    "heads",
-    "total_rows",
-    "max_rows",
-    "max_kv",
-    "num_splits",
-)
+NUMBERS = ("page_size", "batch", "heads", "total_rows", "max_rows", "max_kv", "num_splits")
 SCALES = ("scale_log2", "out_scale")
 LOG2_E = 1.4426950408889634
 

@@ -179,13 +179,7 @@ def table() -> str:
         us, of = published()[case.name][LIKE_OURS], constants.published(case.problem)
         cells = (f"{us:.1f}", f"{of:.1f}", f"{of / us - 1:+.0%}")
         lines.append((f"`{case.name}`", *cells, f"{constants.ours(case.problem):.1f}"))
-    names = (
-        "case",
-        "cute-dsl, published, us:",
-        "predicted, us:",
-        "error:",
-        "ours, predicted, us:",
-    )
+    names = ("case", "cute-dsl, published, us:", "predicted, us:", "error:", "ours, predicted, us:")
     return markdown_table(names, lines)
 
 

@@ -53,12 +53,7 @@ def names() -> list[str]:
 
 #: kernels and calls that ship
 ARCHIVE = "records/emulate_cuda.zip"
-RECORDED = (
-    "planner, mixed",
-    "planner, many",
-    "ladder, 3 shared",
-    "ladder, 9 look_ahead",
-)
+RECORDED = ("planner, mixed", "planner, many", "ladder, 3 shared", "ladder, 9 look_ahead")
 
 
 class Replayed:

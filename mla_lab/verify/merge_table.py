@@ -27,13 +27,7 @@ SWEEPS = (
 )
 ATTEMPTS = "notes/kernel_attempts.jsonl"
 #: kernels without partials
-WITHOUT = (
-    "cute/empty",
-    "cute/rank_exchange",
-    "cute/rank_mask",
-    "cute/rank_merge",
-    "cuda/planner",
-)
+WITHOUT = ("cute/empty", "cute/rank_exchange", "cute/rank_mask", "cute/rank_merge", "cuda/planner")
 
 
 @dataclass(frozen=True)

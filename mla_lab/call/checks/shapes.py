@@ -12,13 +12,7 @@ from ...core.errors import invalid, unsupported
 from ..decode_args import DecodeArgs
 from . import tensors as argument
 
-QUERY_DTYPES = (
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float32,
-    torch.float64,
-)
+QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.float64)
 #: (latent, rope): DeepSeek's, and a small pair for teaching
 DIMS = ((512, 64), (256, 64))
 #: queries wider than 16 bits are for teaching; their results have the same dtype

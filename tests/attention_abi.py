@@ -182,10 +182,14 @@ class _Launch:
         page_size = self.cache.shape[1]
         return self.block_table[request][span // page_size] * page_size + span % page_size
 
-    def sees(self, token: Tensor, span: Tensor, prefix: int) -> Tensor:
-        """bool [rows, positions]; token: of each row, in the call."""
+    def sees(self, token: Tensor, span: Tensor, prefix: int, config: KernelConfig) -> Tensor:
+        """bool [rows, positions]; token: of each row, in the call. keep_ab has the causal rule in
+        its build without a mask.
+        """
         mask = self.extras[3] if len(self.extras) > 3 else torch.empty(0)
         if not mask.numel():
+            if config.mask == "none" and "swap_ab" in config.kernel:
+                return torch.ones(len(token), len(span), dtype=torch.bool)
             first = self.q_begin[torch.searchsorted(self.q_begin, token, right=True) - 1]
             return span[None] <= prefix + (token - first)[:, None]
         bits = masks.unpack(mask.view(-1, mask.shape[-1])[token], mask.shape[-1] * 16)
@@ -223,7 +227,7 @@ class _Launch:
         keys[slots < 0] = 0
         query = self.query.view(-1, 576)[q_begin * self.heads + row].float()
         token = q_begin + row // self.heads
-        seen = self.sees(token, span, kv_len - (q_end - q_begin))
+        seen = self.sees(token, span, kv_len - (q_end - q_begin), config)
         if config.option("gather") == 2:
             seen = (slots >= 0)[None].expand(seen.shape)
         scores = (query @ keys.T * self.scale_log2).masked_fill(~seen, -math.inf) * math.log(2)

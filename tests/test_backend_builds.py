@@ -383,6 +383,7 @@ def test_a_call_of_one_query_token_has_no_causal_rule_where_that_build_is_there(
     assert build_for(with_rule, two, None, Features()) == causal
     # every request of any batch has the same kernel
     assert build_for(with_rule, one, None, Features(batch_invariant=True)) == causal
+    assert build_for(with_rule, one, None, Features(ragged=True)) == causal, "a bound of 1 may lie"
     assert build_for(with_rule, one, None, Features(sinks=True)).mask == "tree"
     have([causal])
     assert build_for(with_rule, one, None, Features()) == causal

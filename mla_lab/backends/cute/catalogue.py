@@ -31,15 +31,17 @@ from .families import arch_of, complete
 def build_for(
     config: KernelConfig, problem: Problem, pdl: bool | None, features: Features
 ) -> KernelConfig:
-    """The build of `config` for this call: `complete`, and without the causal rule where requests
-    have one query token, if that build is there or none is. The rule costs 0.2 us of a short call
-    (H200, 2026-11-20); under batch invariance it is there for all requests.
+    """The build of `config` for this call: `complete`, and without the causal rule where each
+    request has one query token, if that build is there or none is. The rule costs 0.2 us of a short
+    call (H200, 2026-11-20); under batch invariance it is there for all requests, and of a ragged
+    call, whose bound of query tokens may be too small.
     """
     build = complete(config, problem, pdl, features)
     if pdl is False:
         build = without_pdl(build)
     longest = max(problem.q_lens, default=1)
-    if build.mask != "causal" or longest > 1 or features.batch_invariant:
+    every = longest > 1 or features.ragged or features.batch_invariant
+    if build.mask != "causal" or every:
         return build
     return without_rule(build)
 

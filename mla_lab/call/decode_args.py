@@ -92,7 +92,8 @@ class DecodeArgs:
     """The arguments of one call as the caller gave them, unchecked.
 
     Tensors are contiguous where nothing else is said, on one device, and never copied or written,
-    except out, lse and workspace_buffer, which share no byte with another tensor of the call.
+    except out, lse and workspace_buffer, which share no byte with another tensor of the call. No
+    gradient passes through a call: its results require none, whatever its tensors do.
 
     query: dense [batch, q_len, heads, 576], or ragged [total_q, heads, 576] with cum_seq_lens_q;
         512 latent columns, then 64 rope. bf16, fp16, e4m3; for teaching fp32 and fp64. Rows may

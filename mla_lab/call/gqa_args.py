@@ -19,6 +19,8 @@ KV_LAYOUTS = ("HND", "NHD")
 class GqaArgs:
     """The arguments of one call as the caller gave them, unchecked.
 
+    No gradient passes through a call: its results require none, whatever its tensors do.
+
     query: [num_tokens, heads, head_dim], num_tokens = batch x q_len_per_req, or ragged with
         cum_seq_lens_q. bf16, fp16, e4m3; for teaching fp32 and fp64.
     kv_cache: (keys, values), each [pages, kv_heads, page_size, head_dim] ("HND") or [pages,

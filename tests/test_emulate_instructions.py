@@ -231,3 +231,44 @@ def test_arguments_are_counted() -> None:
     assert isinstance(emulated, EmulatedKernel)
     with pytest.raises(InvalidInput, match="arguments"):
         emulated(torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "add.rz.f32 %r2, %r1, %r1;",
+        "add.sat.s32 %r2, %r1, %r1;",
+        "add.cc.u32 %r2, %r1, %r1;",
+        "mul.ftz.f32 %r2, %r1, %r1;",
+        "fma.rn.relu.f16x2 %r2, %r1, %r1, %r1;",
+        "min.xorsign.abs.f32 %r2, %r1, %r1;",
+        "max.NaN.bf16x2 %r2, %r1, %r1;",
+        "max.f16 %h1, %h2, %h3;",
+        "setp.ne.f16 %p1, %h1, %h2;",
+        "ex2.approx.f16x2 %r2, %r1;",
+        "sqrt.rz.f32 %r2, %r1;",
+        "prmt.b32.rc16 %r2, %r1, 0, 1;",
+        "cvt.sat.u8.s32 %h1, %r1;",
+        "cvt.rz.f16.f32 %h1, %r1;",
+        "cvt.rn.relu.bf16x2.f32 %r2, %r1, %r1;",
+        "cvt.rn.f16.s32 %h1, %r1;",
+        "cvt.rzi.s32.f16 %r2, %h1;",
+        "cvt.rz.f32.s32 %r2, %r1;",
+        "cvt.pack.sat.u8.s32.b32 %r2, %r1, %r1, 0;",
+        "vote.sync.uni.pred %p1, %p2, -1;",
+        "redux.sync.max.NaN.f32 %r2, %r1, -1;",
+        "barrier.cta.arrive 1, 64;",
+        "fence.proxy.alias;",
+        "ld.local.b32 %r2, [%d1];",
+        "ld.acquire.cta.global.b32 %r2, [%d1];",
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes "
+        "[%r1], [%d1, {%r2, %r3, %r4}], [%r5], {%h1};",
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r2, %r3, %r4, %r5}, "
+        "{%r1, %r1, %r1, %r1}, {%r1, %r1}, {%r1, %r1, %r1, %r1};",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e5m2 {%r2, %r3, %r4, %r5}, %d1, %d2, "
+        "%p1, 1, 1;",
+    ],
+)
+def test_a_form_that_would_be_taken_for_another_is_refused(body: str) -> None:
+    with pytest.raises(Unsupported, match=body.split()[0].replace(".", r"\.")):
+        ptx_kernel(kernel(body), "k", Direct())

@@ -6,7 +6,7 @@ import re
 
 from ..core.errors import unsupported
 from .ptx import SIZES, Instruction
-from .wgmma import Product
+from .wgmma import CARD_BITS, Product
 from .writer import BITS, Lines, Writer, emits
 
 #: orders that make an access to global memory part of a protocol between CTAs
@@ -152,8 +152,10 @@ def _wgmma(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "wait_group":
         return [f"return wgmma_wait(g, {int(s.args[0])}, {w.next_block(pc)})"]
     match = re.match(r"m64n(\d+)k(\d+)", s.parts[4])
-    if match is None or s.parts[5] != "f32" or s.parts[6] != s.parts[7]:
-        raise unsupported("instruction", s.opcode, "m64 products of one type into fp32")
+    mixed = s.parts[5] != "f32" or s.parts[6] != s.parts[7] or s.parts[6] not in CARD_BITS
+    if match is None or mixed:
+        types = ", ".join(CARD_BITS)
+        raise unsupported("instruction", s.opcode, f"m64 products of one type, {types}, into fp32")
     if s.args[4:6] != ("1", "1"):
         raise unsupported("instruction", s.text, "products without negation")
     flags = [int(a) for a in s.args[6:]]

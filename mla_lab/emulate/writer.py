@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MlaLabError, unsupported
+from .forms import check
 from .ptx import Instruction, Kernel
 from .rows import CLASSES, assign
 
@@ -180,6 +181,7 @@ class Writer:
         try:
             if handler is None:
                 raise unsupported("instruction", s.opcode, "see the opcodes of the emulator")
+            check(s)
             body = handler(self, s, pc)
         except (KeyError, IndexError, ValueError, TypeError, MlaLabError) as error:
             where = f"{s.text!r} at {s.place}"

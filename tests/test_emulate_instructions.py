@@ -272,3 +272,91 @@ def test_arguments_are_counted() -> None:
 def test_a_form_that_would_be_taken_for_another_is_refused(body: str) -> None:
     with pytest.raises(Unsupported, match=body.split()[0].replace(".", r"\.")):
         ptx_kernel(kernel(body), "k", Direct())
+
+
+def filled(value: float) -> torch.Tensor:
+    """32 times an fp32."""
+    return torch.full((32,), value)
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "expected"),
+    [
+        # what has no .ftz computes with subnormal numbers
+        ("ex2.approx.f32 %r2, %r1;", -130.0, 2.0**-130),
+        ("ex2.approx.ftz.f32 %r2, %r1;", -130.0, 0.0),
+        ("rcp.rn.f32 %r2, %r1;", 2.0**127, 2.0**-127),
+        ("rcp.rn.f32 %r2, %r1;", 2.0**-127, 2.0**127),
+        ("rcp.approx.f32 %r2, %r1;", 2.0**127, 2.0**-127),
+        ("rcp.approx.f32 %r2, %r1;", 2.0**-127, 2.0**127),
+        ("rcp.approx.ftz.f32 %r2, %r1;", 2.0**127, 0.0),
+        ("lg2.approx.f32 %r2, %r1;", 2.0**-140, -140.0),
+        ("rsqrt.approx.f32 %r2, %r1;", 2.0**-140, 2.0**70),
+        ("sqrt.rn.f32 %r2, %r1;", 2.0**-140, 2.0**-70),
+        # towards minus infinity, of a sum that float64 cannot hold; an exact zero is negative
+        ("fma.rm.f32 %r2, %r1, 0f3f800000, 0f9b800000;", 1.0, 1 - 2.0**-24),
+        ("fma.rm.f32 %r2, %r1, 0f3f800000, 0f9f800000;", 1.0, 1 - 2.0**-24),
+        ("mad.rn.f32 %r2, %r1, %r1, 0fbf800000;", 1 + 2.0**-13, 2.0**-12 + 2.0**-26),
+        ("max.f32 %r2, %r1, 0f3f800000, 0f40400000;", 2.0, 3.0),
+    ],
+)
+@pytest.mark.parametrize("numbers", ["exact", "card"])
+def test_values_of_single_instructions(
+    body: str, value: float, expected: float, numbers: str
+) -> None:
+    found = per_thread(body, filled(value), Options(numbers=numbers))
+    torch.testing.assert_close(found, filled(expected), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "negative"),
+    [
+        ("max.f32 %r2, %r1, 0f00000000;", False),
+        ("max.f32 %r2, 0f00000000, %r1;", False),
+        ("max.f32 %r2, %r1, %r1;", True),
+        ("min.f32 %r2, %r1, 0f00000000;", True),
+        ("min.f32 %r2, 0f00000000, %r1;", True),
+        ("min.NaN.f32 %r2, 0f00000000, 0f00000000;", False),
+        ("fma.rm.f32 %r2, 0f3f800000, 0f3f800000, 0fbf800000;", True),
+        ("fma.rn.f32 %r2, 0f3f800000, 0f3f800000, 0fbf800000;", False),
+    ],
+)
+def test_signs_of_zeros(body: str, negative: bool) -> None:
+    """%r1 holds -0.0, which is less than +0.0."""
+    assert torch.equal(per_thread(body, filled(-0.0)).signbit(), torch.full((32,), negative))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("shl.b32 %r2, %r1, 32;", WHOLE * 0),
+        ("shr.u32 %r2, %r1, 40;", WHOLE * 0),
+        ("shr.s32 %r2, %r1, 40;", WHOLE >> 31),
+        ("mov.b32 %r3, 40; shf.r.clamp.b32 %r2, %r1, 7, %r3;", WHOLE * 0 + 7),
+        ("mov.b32 %r3, 40; shf.r.wrap.b32 %r2, %r1, 0, %r3;", WHOLE >> 8 & 0xFFFFFF),
+        ("mad.hi.s32 %r2, %r1, 1073741824, 5;", (WHOLE >> 2) + 5),
+        # of %r1 as fp32: NaN is 0, infinity the largest number
+        ("mov.b32 %r3, 0f7f800000; cvt.rzi.s64.f32 %d3, %r3; shr.s64 %d3, %d3, 32;"
+         "cvt.u32.u64 %r2, %d3;", WHOLE * 0 + 0x7FFFFFFF),
+        ("mov.b32 %r3, 0f7fc00000; cvt.rzi.s32.f32 %r2, %r3;", WHOLE * 0),
+        ("mov.b32 %r3, 0fcf800000; cvt.rzi.s32.f32 %r2, %r3;", WHOLE * 0 - 0x80000000),
+        ("mov.b32 %r3, 0fffc00000; cvt.rn.f16.f32 %h1, %r3; cvt.u32.u16 %r2, %h1;",
+         WHOLE * 0 + 0x7FFF),
+    ],
+)  # fmt: skip
+def test_ends_of_ranges(body: str, expected: torch.Tensor) -> None:
+    assert torch.equal(per_thread(body, WHOLE), expected.int())
+
+
+def test_packed_fma_rounds_once() -> None:
+    """a b lies in the middle of two numbers but for c, which fp32 cannot hold beside it."""
+    for kind, a, b, c in (("f16x2", 0x3C10, 0x3C20, 0x0001), ("bf16x2", 0x3F82, 0x3FA0, 0x2F80)):
+        x, y, z = (np.array([v | v << 16], np.uint32) for v in (a, b, c))
+        found = int(arithmetic.packed("fma", kind, x, y, z)[0])
+        without = int(arithmetic.packed("fma", kind, x, y, z & np.uint32(0))[0])
+        dtype = torch.float16 if kind == "f16x2" else torch.bfloat16
+        exact = [torch.tensor(v, dtype=torch.int16).view(dtype).item() for v in (a, b, c)]
+        middle = exact[0] * exact[1]
+        assert middle != torch.tensor(without & 0xFFFF, dtype=torch.int16).view(dtype).item()
+        assert np.float32(middle + exact[2]) == np.float32(middle), "fp32 drops c"
+        assert found & 0xFFFF == (without & 0xFFFF) + 1 and found >> 16 == found & 0xFFFF

@@ -46,6 +46,41 @@ def fma(a: Row, b: Row, c: Row) -> Row:
     return total.astype(np.float32)
 
 
+def to_odd(product: Row, c: Row) -> Row:
+    """product + c of float64, an inexact sum with its last bit set (rounded to odd): a second
+    rounding to fewer bits then gives what one rounding of the exact sum gives.
+    """
+    total = product + c
+    kept = total - product
+    lost = (product - (total - kept)) + (c - kept)
+    inexact = np.isfinite(total) & (lost != 0)
+    bits = total.view(np.uint64)
+    cut = np.where((lost < 0) == (total > 0), bits - np.uint64(1), bits) | np.uint64(1)
+    return np.where(inexact, cut.view(np.float64), total)
+
+
+def _odd32(x: Row) -> Row:
+    """fp32 of float64, rounded to odd."""
+    nearest = x.astype(np.float32)
+    bits = nearest.view(np.uint32)
+    away = np.abs(nearest.astype(np.float64)) > np.abs(x)
+    cut = np.where(away, bits - _ONE, bits) | _ONE
+    return np.where(np.isnan(x) | (nearest == x), nearest, cut.view(np.float32))
+
+
+def extreme(op: str, a: Row, b: Row) -> Row:
+    """max or min of fp32: -0.0 is less than +0.0; NaN is left out, or kept by max.NaN, min.NaN."""
+    found: Row = _EXTREMES[op](a, b)
+    zero = found == 0
+    if some(zero):
+        of_zeros = a + b if op.startswith("max") else -(-a - b)
+        found = np.where(zero & (a == 0) & (b == 0), of_zeros, found)
+    return found
+
+
+_EXTREMES = {"max": np.fmax, "min": np.fmin, "max.NaN": np.maximum, "min.NaN": np.minimum}
+
+
 def flush(x: Row) -> Row:
     """Subnormals to zero of the same sign."""
     small = np.abs(x) < TINY
@@ -63,13 +98,37 @@ def lg2(x: Row) -> Row:
 
 
 def rcp(x: Row) -> Row:
-    """1 / x; rounds correctly, as `rcp.rn` must."""
+    """1 / x."""
     return flush((1.0 / flush(x).astype(np.float64)).astype(np.float32))
+
+
+def rcp_rn(x: Row) -> Row:
+    """1 / x as `rcp.rn` without .ftz: subnormal arguments and results count."""
+    return (1.0 / x.astype(np.float64)).astype(np.float32)
 
 
 def rsqrt(x: Row) -> Row:
     """1 / sqrt(x)."""
     return (1.0 / np.sqrt(flush(x).astype(np.float64))).astype(np.float32)
+
+
+def without_ftz(name: str, approximate: Any, x: Row) -> Row:
+    """An approximation whose subnormal arguments and results count: the flushing one on scaled
+    arguments, as ptxas writes it."""
+    if name == "ex2":
+        low = x < -126
+        found = approximate(np.where(low, x * np.float32(0.5), x))
+        return np.where(low, found * found, found)
+    up = np.abs(x) < TINY
+    scaled = np.where(up, x * np.float32(2.0**24), x)
+    if name == "rcp":
+        down = np.abs(x) > np.float32(2.0**126)
+        factor = np.where(down, np.float32(0.25), np.where(up, np.float32(2.0**24), np.float32(1)))
+        return approximate(x * factor) * factor
+    found = approximate(scaled)
+    if name == "lg2":
+        return np.where(up, found - np.float32(24), found)
+    return np.where(up, found * np.float32(2.0**12), found)
 
 
 def div(a: Row, b: Row) -> Row:
@@ -78,10 +137,11 @@ def div(a: Row, b: Row) -> Row:
     return (a - np.fmod(a, safe)) // safe
 
 
-def funnel(low: Row, high: Row, count: Row, right: bool) -> Row:
-    """shf.wrap: 32 bits out of 64, shifted by `count` modulo 32."""
+def funnel(low: Row, high: Row, count: Row, right: bool, clamp: bool) -> Row:
+    """shf: 32 bits out of 64, shifted by `count` modulo 32, or by 32 at most (clamp)."""
     both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
-    count = count.astype(np.uint64) & np.uint64(31)
+    count = count.astype(np.uint64)
+    count = np.minimum(count, np.uint64(32)) if clamp else count & np.uint64(31)
     shifted = both >> count if right else both << count >> np.uint64(32)
     return shifted.astype(np.uint32)
 
@@ -144,7 +204,9 @@ def to_bf16(x: Row) -> Row:
 
 def to_f16(x: Row) -> Row:
     """Bits of the nearest fp16, as uint32."""
-    return x.astype(np.float16).view(np.uint16).astype(np.uint32)
+    bits = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+    missing = np.isnan(x)
+    return np.where(missing, np.uint32(0x7FFF), bits) if some(missing) else bits
 
 
 def to_e4m3(x: Row) -> Row:
@@ -170,18 +232,20 @@ def f16x2_to_e4m3x2(pair: Row) -> Row:
 
 def to_integer(x: Row, kind: Any) -> Row:
     """A rounded fp32 to an integer type, saturating; NaN gives 0."""
-    limits = np.iinfo(kind)
-    return np.clip(np.nan_to_num(x.astype(np.float64)), limits.min, limits.max).astype(kind)
+    limits, whole = np.iinfo(kind), np.nan_to_num(x.astype(np.float64))
+    # the largest 64-bit integers are no float64: what reaches them is set by hand
+    high, low = whole >= float(limits.max), whole <= float(limits.min)
+    inside = np.where(high | low, 0.0, whole).astype(kind)
+    return np.where(high, kind(limits.max), np.where(low, kind(limits.min), inside))
 
 
 _PLAIN: dict[str, Any] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "max": np.fmax,
-    "min": np.fmin,
+    "max": lambda a, b: extreme("max", a, b),
+    "min": lambda a, b: extreme("min", a, b),
 }
-_PLAIN |= {"fma": fma}
 _WHOLE = {"add": np.add, "sub": np.subtract, "max": np.maximum, "min": np.minimum}
 
 
@@ -192,14 +256,28 @@ def packed(op: str, kind: str, *operands: Row) -> Row:
         return _WHOLE[op](*(x.view(view) for x in operands)).view(np.uint32)
     if kind == "f16x2":
         wide = [x.view(np.float16).astype(np.float32) for x in operands]
+        if op == "fma":
+            return to_odd(_product(*wide[:2]), wide[2]).astype(np.float16).view(np.uint32)
         return _PLAIN[op](*wide).astype(np.float16).view(np.uint32)
     wide = [from_bf16(x.view(np.uint16)) for x in operands]
+    if op == "fma":
+        found = _odd32(to_odd(_product(*wide[:2]), wide[2]))
+        return to_bf16(found).astype(np.uint16).view(np.uint32)
     return to_bf16(_PLAIN[op](*wide)).astype(np.uint16).view(np.uint32)
 
 
 def fma_down(a: Row, b: Row, c: Row) -> Row:
     """a b + c of fp32, rounded towards minus infinity."""
-    nearest = fma(a, b, c)
-    exact = a.astype(np.float64) * b + c
+    product = _product(a, b)
+    exact = to_odd(product, c)
+    nearest = exact.astype(np.float32)
     above = nearest.astype(np.float64) > exact
-    return np.where(above, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+    down = np.where(above, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+    negative = (exact == 0) & (np.signbit(product) | np.signbit(c))
+    return np.where(negative, np.float32(-0.0), down)
+
+
+def _product(a: Row, b: Row) -> Row:
+    """a b, which is exact."""
+    found: Row = np.multiply(a, b, dtype=np.float64)
+    return found

@@ -10,7 +10,6 @@ WHERE = "where=MASK"
 UFUNCS = {"add": "add", "sub": "subtract", "mul": "multiply", "and": "bitwise_and"}
 UFUNCS |= {"or": "bitwise_or", "xor": "bitwise_xor", "max": "maximum", "min": "minimum"}
 FLOATS = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
-FLOATS |= {"max": "fmax", "min": "fmin"}
 LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
 COMPARISONS = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal"}
 COMPARISONS |= {"gt": "greater", "ge": "greater_equal", "lo": "less", "ls": "less_equal"}
@@ -65,10 +64,12 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     target = w.row(s.args[0], kind)
     a, b = (w.value(x, kind) for x in s.args[1:3])
     if kind == "f32":
-        function = UFUNCS[op] if "NaN" in s.parts else FLOATS[op]
-        if len(s.args) == 4:
-            a, b = f"{function}({a}, {b})", w.value(s.args[3], kind)
-        return call(function, target, a, b)
+        if op in ("max", "min"):
+            name = f"{op}.NaN" if "NaN" in s.parts else op
+            third = [w.value(x, kind) for x in s.args[3:]]
+            a, b = (f"extreme({name!r}, {a}, {b})", *third) if third else (a, b)
+            return put(target, f"extreme({name!r}, {a}, {b})")
+        return call(FLOATS[op], target, a, b)
     if kind == "pred":
         return call(LOGICAL[op], target, a, b)
     if op in ("div", "rem"):
@@ -90,18 +91,29 @@ def _long_product(w: Writer, s: Instruction) -> Lines:
     if s.parts[1] == "wide":
         target = w.row(s.args[0], wide)
         return [f"multiply({a}, {b}, out={target}, dtype={NUMPY[wide]}, {WHERE})"]
-    product = f"multiply({a}, {b}, dtype={NUMPY[wide]})"
-    return put(w.row(s.args[0], kind), f"({product} >> {8 * SIZES[kind]}).astype({NUMPY[kind]})")
+    return put(w.row(s.args[0], kind), _high(w, s))
+
+
+def _high(w: Writer, s: Instruction) -> str:
+    """The upper half of a product."""
+    kind = s.parts[-1]
+    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
+    product = f"multiply({a}, {b}, dtype={NUMPY[WIDER[kind]]})"
+    return f"({product} >> {8 * SIZES[kind]}).astype({NUMPY[kind]})"
 
 
 @emits("mad")
 def _mad(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = s.parts[-1]
+    if kind == "f32":  # mad.rn.f32 rounds once, as fma.rn.f32
+        return _fma(w, s, pc)
     a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
     if s.parts[1] == "wide":
         wide = WIDER[kind]
         product = f"multiply({a}, {b}, dtype={NUMPY[wide]})"
         return call("add", w.row(s.args[0], wide), product, w.value(s.args[3], wide))
+    if s.parts[1] == "hi":
+        return call("add", w.row(s.args[0], kind), _high(w, s), w.value(s.args[3], kind))
     return call("add", w.row(s.args[0], kind), f"{a} * {b}", w.value(s.args[3], kind))
 
 
@@ -127,14 +139,18 @@ def _shift(w: Writer, s: Instruction, pc: int) -> Lines:
     count = s.args[2]
     if count in w.rows:
         return put(target, f"shift({value}, {w.value(count, 'u32')}, {op == 'shl'})")
-    amount = w.constant(kind, min(int(count.rstrip("U"), 0), 8 * SIZES[kind] - 1))
+    number, bits = int(count.rstrip("U"), 0) & 0xFFFFFFFF, 8 * SIZES[kind]
+    if number >= bits and not (op == "shr" and kind[0] == "s"):
+        return put(target, w.constant(kind, 0))
+    amount = w.constant(kind, min(number, bits - 1))
     return call("left_shift" if op == "shl" else "right_shift", target, value, amount)
 
 
 @emits("shf")
 def _funnel(w: Writer, s: Instruction, pc: int) -> Lines:
     low, high, count = (w.value(a, "u32") for a in s.args[1:])
-    return put(w.row(s.args[0], "u32"), f"funnel({low}, {high}, {count}, {s.parts[1] == 'r'})")
+    how = f"{s.parts[1] == 'r'}, {s.parts[2] == 'clamp'}"
+    return put(w.row(s.args[0], "u32"), f"funnel({low}, {high}, {count}, {how})")
 
 
 @emits("bfi")
@@ -192,10 +208,14 @@ def _compared(test: str, kind: str, a: str, b: str) -> str:
 @emits("ex2", "lg2", "rcp", "rsqrt", "sqrt")
 def _approximation(w: Writer, s: Instruction, pc: int) -> Lines:
     value = w.value(s.args[1], "f32")
-    name = s.parts[0]
-    if name in ("ex2", "lg2", "rcp") and "approx" in s.parts:
-        return put(w.row(s.args[0], "f32"), f"g.{name}({value})")
-    return put(w.row(s.args[0], "f32"), f"{name}({value})")
+    name, target = s.parts[0], w.row(s.args[0], "f32")
+    if "rn" in s.parts or name == "sqrt":
+        flushed = f"flush({value})" if "ftz" in s.parts else value
+        return put(target, f"{'rcp_rn' if name == 'rcp' else name}({flushed})")
+    function = f"g.{name}" if name != "rsqrt" else name
+    if "ftz" in s.parts:
+        return put(target, f"{function}({value})")
+    return put(target, f"without_ftz({name!r}, {function}, {value})")
 
 
 @emits("prmt")

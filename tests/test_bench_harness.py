@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -19,7 +20,7 @@ from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.bench.timers import HostTimer
-from mla_lab.core.errors import DeviceLost, unsupported
+from mla_lab.core.errors import DeviceLost, InvalidInput, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
 METHOD = Method(
@@ -41,6 +42,7 @@ class FakeReplay:
         return len(self.launches) * (clock.pop(0) if len(clock) > 1 else clock[0])
 
     def repeat(self, times, leads=0):
+        assert not self.cold, "a repeat does not evict the L2"
         return sum([self() for _ in range(leads + times)][leads:])
 
 
@@ -191,6 +193,12 @@ def test_isolated_and_planned_times_stand_beside(path):
     validate(path)
 
 
+def test_leads_do_not_warm_up_isolated_launches(path):
+    timer = FakeTimer(a=[10.0])
+    run(path, [FakePeer("a")], timer, CASES[:1], replace(METHOD, leads=1))
+    assert timer.calls.count(("a", "cold")) == METHOD.warmups + METHOD.rounds
+
+
 def test_a_first_layer_has_other_lengths_than_the_launch_before(path):
     timer = FakeTimer(kept=[10.0])
     rows = by_peer(run(path, [FakePeer("kept", other=True)], timer, CASES[:1]))
@@ -308,6 +316,21 @@ def test_a_finished_record_is_not_measured_again(path):
     assert {r["status"] for r in results(record.rows)} == {"ok"}
     assert [r["kind"] for r in record.rows].count("run") == 2
     validate(path)
+
+
+def test_a_record_of_another_card_or_case_is_not_continued(path):
+    run(path, [FakePeer("a")])
+    before = path.read_bytes()
+    row = json.loads(before.splitlines()[0])
+    row["environment"]["card"] = {"name": "NVIDIA H100"}
+    path.write_bytes(json.dumps(row).encode() + b"\n")
+    with pytest.raises(InvalidInput, match="of NVIDIA H100, to continue on a CPU"):
+        run(path, [FakePeer("a")])
+    path.write_bytes(before)
+    longer = replace(CASES[0], problem=replace(CASES[0].problem, page_size=128))
+    with pytest.raises(InvalidInput, match=f"{CASES[0].name} is another problem"):
+        run(path, [FakePeer("a")], cases=[longer])
+    assert path.read_bytes() == before
 
 
 def test_ctrl_c_leaves_a_valid_record_that_can_be_resumed(path):

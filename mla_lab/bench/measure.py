@@ -37,7 +37,8 @@ from .timers import Launch, Replay, Timer
 #: a peer's power is measured up to this many times the time of the fastest
 FAR = 2.5
 #: figures of one launch or one plan a round; of the others a round is a whole replay
-PER_ROUND = ("isolated_us", "plan_us")
+ISOLATED = "isolated_us"
+PER_ROUND = (ISOLATED, "plan_us")
 #: what the call adds to a layer of a step, and its rounds at most
 IN_STEP, STEP_ROUNDS = "us_in_step", 5
 
@@ -232,7 +233,7 @@ class CaseRun:
                 step = [f for i in layers for f in (prepared.launches[i], self._rest)]
                 replays[IN_STEP] = self.timer.ready(step)
             if self.method.isolated:
-                replays["isolated_us"] = self.timer.ready(prepared.launches[:1], cold=True)
+                replays[ISOLATED] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
             try:
                 prepared.planned_launches[
@@ -281,7 +282,8 @@ class CaseRun:
                 if in_step != (name == IN_STEP):
                     continue
                 rounds = entry.rounds.setdefault(name, [])
-                leads = 1 if name == IN_STEP else self.method.leads
+                # a replay that evicts the L2 does so itself, directly before its launch
+                leads = 0 if name == ISOLATED else 1 if name == IN_STEP else self.method.leads
                 rounds.append(replay.repeat(1, leads) if leads else replay())
                 if name == "us" and len(rounds) == self.method.rounds:
                     # launches may share one output, which the next replay overwrites

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -20,7 +19,7 @@ from mla_lab.bench.records import Record, read, results, schema
 from mla_lab.bench.rotation import make_rotation
 from mla_lab.bench.telemetry import Sample, Telemetry
 from mla_lab.bench.timers import HostTimer
-from mla_lab.core.errors import DeviceLost, InvalidInput, unsupported
+from mla_lab.core.errors import DeviceLost, unsupported
 
 CASES = [uniform_case(1, 1, 4, 20), uniform_case(2, 1, 4, 20)]
 METHOD = Method(
@@ -316,21 +315,6 @@ def test_a_finished_record_is_not_measured_again(path):
     assert {r["status"] for r in results(record.rows)} == {"ok"}
     assert [r["kind"] for r in record.rows].count("run") == 2
     validate(path)
-
-
-def test_a_record_of_another_card_or_case_is_not_continued(path):
-    run(path, [FakePeer("a")])
-    before = path.read_bytes()
-    row = json.loads(before.splitlines()[0])
-    row["environment"]["card"] = {"name": "NVIDIA H100"}
-    path.write_bytes(json.dumps(row).encode() + b"\n")
-    with pytest.raises(InvalidInput, match="of NVIDIA H100, to continue on a CPU"):
-        run(path, [FakePeer("a")])
-    path.write_bytes(before)
-    longer = replace(CASES[0], problem=replace(CASES[0].problem, page_size=128))
-    with pytest.raises(InvalidInput, match=f"{CASES[0].name} is another problem"):
-        run(path, [FakePeer("a")], cases=[longer])
-    assert path.read_bytes() == before
 
 
 def test_ctrl_c_leaves_a_valid_record_that_can_be_resumed(path):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.core.resources import data_dir
 
 from .house import ROOT
+from .test_bench_harness import CASES, FakePeer, run
 
 #: processes killed by the stress test; MLA_LAB_KILLS=200 is the whole of it
 KILLS = int(os.environ.get("MLA_LAB_KILLS", "8"))
@@ -243,3 +245,19 @@ def test_what_is_checked_is_what_the_schema_requires() -> None:
 def test_the_shipped_records_pass() -> None:
     for name in ("h200_anchor", "h200_sweep", "ladder", "h200_invariant"):
         assert list(read(data_dir() / "records" / f"{name}.jsonl"))
+
+
+def test_a_record_of_another_card_or_case_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    run(path, [FakePeer("a")])
+    before = path.read_bytes()
+    row = json.loads(before.splitlines()[0])
+    row["environment"]["card"] = {"name": "NVIDIA H100"}
+    path.write_bytes(json.dumps(row).encode() + b"\n")
+    with pytest.raises(InvalidInput, match="of NVIDIA H100, to continue on a CPU"):
+        run(path, [FakePeer("a")])
+    path.write_bytes(before)
+    longer = replace(CASES[0], problem=replace(CASES[0].problem, page_size=128))
+    with pytest.raises(InvalidInput, match=f"{CASES[0].name} is another problem"):
+        run(path, [FakePeer("a")], cases=[longer])
+    assert path.read_bytes() == before

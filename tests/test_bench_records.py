@@ -22,6 +22,7 @@ from mla_lab.bench.report import (
     call_note,
     gate_table,
     headline,
+    own_table,
     power_table,
     refusals_table,
     times_table,
@@ -162,6 +163,18 @@ def test_what_is_new_passes_and_what_never_ran_is_no_baseline():
     assert verdicts[-1].verdict == "new"
     assert passes(verdicts)
     assert len(verdicts) == len(CASES)
+
+
+def test_a_name_that_stands_for_another_problem_is_not_compared():
+    after = record_of(2)
+    after[0] = {**after[0], "problem": {**after[0]["problem"], "page_size": 1}}
+    with pytest.raises(InvalidInput, match=f"another problem by the name {CASES[0].name}"):
+        compare(record_of(1), after)
+
+
+def test_a_table_of_our_calls_shows_the_median_of_the_parts():
+    rows = [row(CASES[0], us, "mla-lab", part, noise=0) for part, us in enumerate((10, 11, 40))]
+    assert own_table(rows).splitlines()[-1].split("|")[2].strip() == "11.0"
 
 
 def test_only_the_named_peers():

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
+from ..core.errors import invalid
 from .records import Row, results
 
 #: a smaller change is never a verdict: reruns differ by 0.6 % in the median, 1.9 % at the
@@ -53,8 +54,13 @@ def compare(
     threshold: float = THRESHOLD,
     peers: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Verdicts in the baseline's order, then what is new. peers: only these."""
+    """Verdicts in the baseline's order, then what is new. peers: only these. Raises InvalidInput
+    where a case of both records is not the same problem."""
     before, after = _by_pair(baseline, peers), _by_pair(candidate, peers)
+    for pair in before.keys() & after.keys():
+        if before[pair][0]["problem"] != after[pair][0]["problem"]:
+            got = f"another problem by the name {pair[0]} than the baseline's"
+            raise invalid("candidate", got, "records whose cases are the same")
     verdicts = [
         _verdict(case, peer, rows, after.get((case, peer), []), threshold)
         for (case, peer), rows in before.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import DeviceLost
+from ..core.errors import DeviceLost, invalid
 from . import power
 from .cases import Case
 from .ceilings import ceilings
@@ -53,10 +54,11 @@ class Bench:
 
     def run(self, cases: Sequence[Case], keep_failed: bool = False) -> None:
         """Measure the cases that the record has no result of; with `keep_failed`, failures count as
-        results.
+        results. Raises InvalidInput for a record of another card, or of other cases by these names.
 
         An early end (Ctrl-C, a lost device) is noted in an `end` row.
         """
+        self._check_record(cases)
         missing = {peer.name: peer.available(self.device) for peer in self.peers}
         here = [peer for peer in self.peers if missing[peer.name] is None]
         todo = self._todo(cases, here, keep_failed)
@@ -85,6 +87,20 @@ class Bench:
                     "rerun_spread": rerun_spread(self.record.rows),
                 }
             )
+
+    def _check_record(self, cases: Sequence[Case]) -> None:
+        """Raises InvalidInput for a record of another card, and for one in which a case's name
+        stands for another problem: its results would count as these."""
+        card = _card_of(environment(self.device))
+        problems = {case.name: json.dumps(describe_case(case)["problem"]) for case in cases}
+        for row in self.record.rows:
+            if row["kind"] == "run" and _card_of(row["environment"]) != card:
+                got = f"{self.record.path} of {_card_of(row['environment'])}, to continue on {card}"
+                raise invalid("record", got, "a record of this card, or a new one")
+            name = row.get("case", "") if row["kind"] == "result" else ""
+            if name in problems and json.dumps(row["problem"]) != problems[name]:
+                got = f"{self.record.path}, where {name} is another problem"
+                raise invalid("record", got, "a record of these cases, or a new one")
 
     def _todo(
         self, cases: Sequence[Case], here: Sequence[Peer], keep_failed: bool
@@ -141,6 +157,11 @@ class Bench:
             gc.collect()
             torch.cuda.empty_cache()
         yield from ({**row, "telemetry": readings} for row in rows)
+
+
+def _card_of(found: Row) -> str:
+    """The card of an environment, in words."""
+    return str((found.get("card") or {}).get("name", "a CPU"))
 
 
 def _failed(case: Case, peer: Peer, reason: str) -> Row:

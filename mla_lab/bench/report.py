@@ -182,8 +182,8 @@ def own_table(rows: Sequence[Row]) -> str:
     have = {row["peer"] for row in results(rows, "ok")}
     shown = {label: peer for label, peer in names.items() if peer in have}
     us: dict[str, dict[str, float]] = {}
-    for row in results(rows, "ok"):
-        us.setdefault(row["case"], {})[row["peer"]] = row["us"]
+    for (case, peer), value in medians(rows).items():
+        us.setdefault(case, {})[peer] = value
     return markdown_table(
         ("case", *(f"{OURS}{label and ', '}{label} us:" for label in shown)),
         ((case, *(_cell(times.get(p)) for p in shown.values())) for case, times in us.items()),

@@ -72,9 +72,10 @@ def test_cutlass(batch, blocks, splits):
 
 @pytest.mark.parametrize(
     ("batch", "q_tiles", "blocks", "splits"),
-    [(1, 1, 128, 32), (1, 1, 40, 20), (4, 1, 128, 16), (4, 2, 128, 8), (100, 1, 128, 1)],
+    [(1, 1, 128, 32), (1, 1, 40, 32), (3, 1, 40, 20), (4, 1, 128, 16), (4, 2, 128, 8)],
 )
 def test_uniform(batch, q_tiles, blocks, splits):
+    # the source shrinks first and has 32 at most afterwards: 40 blocks, 66 SMs a request, 40, 32
     assert uniform_splits(batch, q_tiles, blocks, 132) == splits
 
 
@@ -88,7 +89,7 @@ def test_simplified_does_not_see_lengths(batch, q_tiles, splits):
     plan = make_plan(problem, policy="simplified", num_workers=132)
     assert set(plan.splits()) == {splits}
     # 40 blocks in the fewest pieces of two blocks are 20; of the length it takes no account
-    assert uniform_splits(1, 1, 40, 132) == 20 < simplified_splits(1, 1, 132)
+    assert uniform_splits(3, 1, 40, 132) == 20 < simplified_splits(3, 1, 132)
 
 
 @given(st.integers(1, 4000), st.integers(1, 300))

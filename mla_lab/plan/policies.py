@@ -34,10 +34,11 @@ def cutlass_splits(batch: int, max_blocks: int, sms: int) -> int:
 def uniform_splits(batch: int, q_tiles: int, max_blocks: int, sms: int) -> int:
     """FlashInfer, flashinfer/cute_dsl/attention/scheduler/mla_persistent.py, mla_get_split_kv.
 
-    min(max(1, SMs // batch // (2 q_tiles)), 32), shrunk; the 2 is its pair of CTAs a query tile.
+    max(1, SMs // batch // (2 q_tiles)), at most one a block, shrunk so that no split is empty, and
+    32 of these at most; the 2 is its pair of CTAs a query tile.
     """
-    splits = simplified_splits(batch, q_tiles, sms)
-    return shrink(max_blocks, min(max_blocks, splits))
+    splits = max(1, sms // batch // (2 * q_tiles))
+    return min(shrink(max_blocks, min(max_blocks, splits)), 32)
 
 
 def simplified_splits(batch: int, q_tiles: int, sms: int) -> int:

@@ -360,3 +360,13 @@ def test_packed_fma_rounds_once() -> None:
         assert middle != torch.tensor(without & 0xFFFF, dtype=torch.int16).view(dtype).item()
         assert np.float32(middle + exact[2]) == np.float32(middle), "fp32 drops c"
         assert found & 0xFFFF == (without & 0xFFFF) + 1 and found >> 16 == found & 0xFFFF
+
+
+def test_threads_that_have_exited_take_no_part_in_a_reduction() -> None:
+    body = "setp.gt.s32 %p1, %r1, 3; @%p1 bra END; redux.sync.max.s32 %r2, %r1, -1;"
+    stores = "ld.param.u64 %d1, [b]; add.s64 %d1, %d1, %d2; st.global.b32 [%d1], %r2; END:"
+    loads = "mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 4; ld.param.u64 %d0, [a];"
+    loads += "add.s64 %d0, %d0, %d2; ld.global.b32 %r1, [%d0];"
+    out = torch.zeros_like(WHOLE)
+    ptx_kernel(kernel(loads + body.replace("bra END", "ret") + stores), "k", Direct())(WHOLE, out)
+    assert out.tolist() == [3 if value <= 3 else 0 for value in WHOLE.tolist()]

@@ -44,7 +44,8 @@ def _shfl(w: Writer, s: Instruction, pc: int) -> Lines:
     found = w.row(valid, "pred") if valid else "None"
     a, b, c = (w.value(x, "u32") for x in s.args[1:4])
     out = w.row(target, "u32")
-    return [*_members(s, pc), f"shfl(g, {out}, {found}, ({a}, {b}, {c}), {s.parts[2]!r}, MASK)"]
+    how = f"({a}, {b}, {c}), {s.parts[2]!r}, MASK, {pc}"
+    return [*_members(s, pc), f"shfl(g, {out}, {found}, {how})"]
 
 
 @emits("vote")
@@ -126,9 +127,12 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("fence", "membar")
 def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
     # memory is always in order here; checks note what a fence orders
-    kind = "proxy" if "async" in s.opcode else "memory"
-    kind = "init" if "mbarrier_init" in s.opcode else kind
-    kind = "sc" if s.opcode in ("membar.gl", "membar.sys") or "sc" in s.parts else kind
+    if "async" in s.opcode:
+        # a fence of global memory alone shows nothing of shared memory, which is what checks follow
+        return ["pass"] if "global" in s.parts else ["g.machine.checker.fence(g, 'proxy')"]
+    scope = next((p for p in s.parts if p in ("cta", "cluster")), "")
+    kind = "init" if "mbarrier_init" in s.opcode else scope
+    kind = kind or ("sc" if s.parts[0] == "membar" or "sc" in s.parts else "memory")
     return [f"g.machine.checker.fence(g, {kind!r})"]
 
 

@@ -16,11 +16,23 @@ Row = np.ndarray
 
 
 def shfl(
-    g: Gang, out: Row, valid: Row | None, operands: tuple[Row, Row, Row], mode: str, m: Mask
+    g: Gang,
+    out: Row,
+    valid: Row | None,
+    operands: tuple[Row, Row, Row],
+    mode: str,
+    m: Mask,
+    pc: int,
 ) -> None:
     """shfl.sync: thread l reads a of another thread of its warp; c holds segment and clamp."""
     a, b, c = operands
     source, inside = _sources(mode, g.n, b.astype(np.int64).tobytes(), c.astype(np.int64).tobytes())
+    if m is not True and g.machine.checker:
+        absent = (m & ~m[source]).nonzero()[0]
+        if len(absent):
+            reader, other = absent[0] % 32, source[absent[0]] % 32
+            text = f"lane {reader} reads lane {other}, which does not execute it"
+            g.machine.checker.note(g, pc, "member mask", text)
     np.copyto(out, a[source], where=m)
     if valid is not None:
         np.copyto(valid, inside, where=m)
@@ -83,8 +95,13 @@ def elect(g: Gang, leader: Row | None, elected: Row, members: int, m: Mask) -> N
 
 def redux(g: Gang, out: Row, a: Row, function: Any, members: int, m: Mask) -> None:
     """redux.sync over the threads of the member mask, in each warp."""
-    lanes = member_lanes(members).nonzero()[0]
-    result = function.reduce(a.reshape(-1, 32)[:, lanes], axis=1)
+    live = _live(g, members)
+    if g.live is True:
+        result = function.reduce(a.reshape(-1, 32)[:, live[0]], axis=1)
+    else:  # threads that have exited take no part
+        rows = zip(a.reshape(-1, 32), live, strict=True)
+        found = [function.reduce(row[lanes]) if lanes.any() else 0 for row, lanes in rows]
+        result = np.array(found)
     np.copyto(out, np.repeat(result, 32).astype(out.dtype), where=m)
 
 

@@ -370,3 +370,50 @@ def test_a_turn_ends_where_a_poll_repeats() -> None:
     emulated(torch.zeros(64), torch.zeros(64))
     assert emulated.run.findings == []
     assert emulated.run.instructions < 100 * 64
+
+
+def test_threads_of_a_named_barrier_agree_on_their_count() -> None:
+    body = "@%p2 bra A; bar.arrive 1, {}; bra END; A: bar.sync 1, {}; END: mov.b32 %r7, 0;"
+    assert kinds(body.format(64, 64)) == []
+    for counts in ((64, 96), (96, 64)):
+        assert kinds(body.format(*counts)) == ["barrier"]
+
+
+def test_an_mbarrier_of_a_cta_that_is_not_there() -> None:
+    made = "@%p1 mbarrier.init.shared.b64 [%r9], {}; bar.sync 0; mapa.shared::cluster.u32 %r5, "
+    made = BARRIER + made + "%r9, {}; mbarrier.arrive.shared::cluster.b64 _, [%r5];"
+    assert kinds(made.format(64, 0)) == []
+    (found,) = find(made.format(64, 1))
+    assert found.kind == "out of bounds" and "CTA 1 of a cluster of 1" in found.text
+
+
+def test_an_mbarrier_is_not_written_over() -> None:
+    body = BARRIER + "@%p1 mbarrier.init.shared.b64 [%r9], 64; bar.sync 0; {} bar.sync 0;"
+    body += "@%p1 st.shared.b32 [%r9+4], %r0;"
+    assert kinds(body.format("@%p1 mbarrier.inval.shared.b64 [%r9];")) == []
+    assert kinds(body.format("")) == ["barrier"]
+
+
+def test_lanes_that_store_to_one_place_store_one_value() -> None:
+    assert kinds("@%p2 st.shared.b32 [%r2], %r1;") == []
+    assert kinds("@%p2 st.shared.b32 [%r2], %r0;") == ["race"]
+    one = "ld.param.u64 %d0, [a]; @%p2 st.global.b32 [%d0], {};"
+    assert kinds(one.format("%r1")) == [] and kinds(one.format("%r0")) == ["race"]
+
+
+def test_a_shuffle_reads_lanes_that_execute_it() -> None:
+    body = "setp.lt.u32 %p4, %r0, 16; @!%p4 bra END; shfl.sync.bfly.b32 %r5, %r0, {}, 31, 0xffff;"
+    body += "END: mov.b32 %r7, 0;"
+    one_warp = Direct()
+    assert kinds(body.format(8), one_warp) == []
+    (found,) = find(body.format(16), one_warp)
+    assert found.kind == "member mask" and "lane 0 reads lane 16" in found.text
+
+
+def test_products_that_were_waited_for_stay_so() -> None:
+    commit = "wgmma.commit_group.sync.aligned;"
+    second = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r11, %r12, %r13, %r14}, "
+    second += "{%r21, %r22, %r23, %r24}, %d3, 1, 1, 1, 0;"
+    wait = "wgmma.wait_group.sync.aligned 0; {} bar.sync 2, 128; st.shared.b32 [%r4], 0;"
+    for more in ("", "wgmma.wait_group.sync.aligned 1;"):
+        assert product(commit=commit + second + commit, wait=wait.format(more)) == []

@@ -7,13 +7,13 @@
 
 | module | what it does |
 |---|---|
-| ptx, rows, translate, emit_* | PTX text to Python functions, one a basic block |
+| ptx, forms, rows, translate, emit_* | PTX text to Python functions, one a basic block |
 | machine, gang, schedule | CTAs, clusters, warps with divergence, and who runs next |
 | memory, barriers, copies, wgmma, lanes | what instructions do |
 | tensor_memory, tcgen05 | SM100: tensor memory, and products that one thread issues |
 | arithmetic, tiles, tensor_map | numbers and layouts, bit for bit |
 | host, device, recorded | launches as a library's host code makes them, or as they were recorded |
-| races, shadow, flight, tensor_checks, findings | checks |
+| races, global_checks, shadow, flight, tensor_checks, findings | checks |
 | observe, debugger | traces; steps, breakpoints, registers, tiles |
 | calls, mutate | our own builds against the oracle; what is noticed when a barrier is deleted |
 """

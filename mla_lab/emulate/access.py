@@ -64,6 +64,20 @@ def by_peer(g: Gang, address: Row, m: Mask) -> list[Mask]:
     return [every & (ranks == rank) for rank in np.unique(ranks[every])]
 
 
+def _one_value(g: Gang, offset: Row, values: list[Row], active: Row | slice, pc: int) -> None:
+    """Lanes that store to one place in one instruction store one value: which of several stays is
+    undefined."""
+    if not g.machine.checker or len(set(offset.tolist())) == len(offset):
+        return
+    for row in values:
+        held: dict[int, int] = {}
+        for at, value in zip(offset.tolist(), row[active].tolist(), strict=True):
+            if held.setdefault(at, value) != value:
+                text = "lanes of one instruction store different values to one place"
+                g.machine.checker.note(g, pc, "race", text)
+                return
+
+
 def ld_shared(g: Gang, out: list[Row], address: Row, nbytes: int, m: Mask, pc: int) -> None:
     """ld.shared of `len(out)` words of `nbytes` bytes."""
     for part in by_peer(g, address, m):
@@ -79,6 +93,7 @@ def st_shared(g: Gang, address: Row, values: list[Row], nbytes: int, m: Mask, pc
     for part in by_peer(g, address, m):
         cta, offset, active = places(g, address, nbytes * len(values), part, pc)
         g.machine.checker.write(g, cta, (offset, nbytes * len(values)), active, pc)
+        _one_value(g, offset, values, active, pc)
         memory, index = cta.shared.views[nbytes], offset // nbytes
         for i, row in enumerate(values):
             memory[index + i] = row[active]
@@ -174,6 +189,7 @@ def st_global(
     """st.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(values), m, where[0])
     g.machine.checker.global_write(g, offset, nbytes * len(values), where)
+    _one_value(g, offset, values, active, where[0])
     memory, index = g.machine.memory.views[nbytes], offset >> nbytes.bit_length() - 1
     for i, row in enumerate(values):
         memory[index + i] = row[active]
@@ -215,7 +231,7 @@ def atom(
 ) -> None:
     """atom and red on global memory, thread by thread."""
     offset, _ = _global(g, address, values[0].itemsize, m, where[0])
-    g.machine.checker.atomic(g, offset, where)
+    g.machine.checker.atomic(g, offset, values[0].itemsize, where)
     memory = g.machine.memory.views[values[0].itemsize].view(values[0].dtype)
     threads = g.threads if m is True else m.nonzero()[0]
     for thread, at in zip(threads, offset // values[0].itemsize, strict=True):

@@ -70,15 +70,18 @@ class Mbarrier:
         self.settle()
 
 
-def located(g: Gang, address: int) -> tuple[CtaLike, int]:
-    """CTA and offset of a shared address."""
-    rank = address >> 24
-    return (g.cta.peers[rank] if len(g.cta.peers) > 1 else g.cta), address & 0xFFFFFF
+def located(g: Gang, address: int, pc: int) -> tuple[CtaLike, int]:
+    """CTA and offset of a shared address. Raises Fault for a CTA that the cluster has not."""
+    rank, peers = address >> 24, g.cta.peers
+    if rank >= len(peers):
+        text = f"shared memory of CTA {rank} of a cluster of {len(peers)}"
+        raise fault(g, pc, "out of bounds", text)
+    return peers[rank], address & 0xFFFFFF
 
 
 def mbarrier_at(g: Gang, address: int, pc: int) -> Mbarrier:
     """The mbarrier at a shared address. Raises Fault where none was initialised."""
-    cta, offset = located(g, address)
+    cta, offset = located(g, address, pc)
     found = cta.mbarriers.get(offset)
     if found is None:
         text = f"no mbarrier was initialised at byte {offset - 1024} of CTA {cta.name}"
@@ -101,7 +104,7 @@ def each_address(g: Gang, address: Row, m: Mask) -> Iterator[tuple[int, Row]]:
 def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
     """mbarrier.init"""
     for at, threads in each_address(g, address, m):
-        cta, offset = located(g, at)
+        cta, offset = located(g, at, pc)
         old, n = cta.mbarriers.get(offset), int(count[threads[0]])
         if old is not None and (old.pending != old.expected or old.bytes):
             raise fault(g, pc, "barrier", f"{old.name} is initialised again in an open phase")
@@ -115,8 +118,9 @@ def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
 def mbarrier_inval(g: Gang, address: Row, m: Mask, pc: int) -> None:
     """mbarrier.inval"""
     for at, _ in each_address(g, address, m):
-        cta, offset = located(g, at)
+        cta, offset = located(g, at, pc)
         cta.mbarriers.pop(offset, None)
+        g.machine.checker.invalidates(cta, offset)
 
 
 def mbarrier_expect(g: Gang, address: Row, nbytes: Row, m: Mask, pc: int) -> None:
@@ -207,6 +211,8 @@ class NamedBarrier:
 
     number: int
     arrived: int = 0
+    #: threads that the first to arrive in this generation wants
+    wanted: int = 0
     generation: int = 0
     released: Any = None
     #: of the last generations: what was released, and the flags of bar.red
@@ -243,6 +249,10 @@ def _at_one_barrier(g: Gang, number: Row, m: Mask) -> Mask:
 
 def _meet(g: Gang, bar: NamedBarrier, wanted: int, m: Mask, pc: int) -> None:
     """Arrive; the last one opens the barrier."""
+    if bar.arrived and bar.wanted != wanted:
+        text = f"named barrier {bar.number} of {wanted} threads here, of {bar.wanted} elsewhere"
+        raise fault(g, pc, "barrier", text)
+    bar.wanted = wanted
     bar.arrived += g.n if m is True else int(m.sum())
     bar.released = g.machine.checker.joined(bar.released, g)
     g.machine.recorder.arrival(g, bar, pc)

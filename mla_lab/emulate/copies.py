@@ -40,6 +40,12 @@ def _check_target(g: Gang, cta: CtaLike, offset: int, nbytes: int, align: int, p
         raise fault(g, pc, "misaligned", f"a copy to shared memory at {offset:#x}, not {align}")
 
 
+def _check_barrier(g: Gang, cta: CtaLike, bar: Mbarrier, pc: int) -> None:
+    if bar.cta is not cta:
+        text = f"{bar.name} counts the bytes of a copy to shared memory of CTA {cta.name}"
+        raise fault(g, pc, "barrier", text)
+
+
 def tensor_copy(
     g: Gang, address: Row, where: list[Row], to: tuple[Row, Row, Row | None, bool], m: Mask, pc: int
 ) -> None:
@@ -52,10 +58,12 @@ def tensor_copy(
     for thread in lanes_of(g, m):
         tensor = _map_at(g, int(address[thread]), pc)
         places = [int(row[thread]) for row in where]
-        own, offset = located(g, int(target[thread]))
-        _, bar_offset = located(g, int(bar[thread]))
+        own, offset = located(g, int(target[thread]), pc)
+        _, bar_offset = located(g, int(bar[thread]), pc)
         if cast is None:
             receivers = [(own, mbarrier_at(g, int(bar[thread]), pc))]
+            if not pair:
+                _check_barrier(g, *receivers[0], pc)
         else:
             ranks = [r for r in range(MAX_CLUSTER) if int(cast[thread]) >> r & 1]
             leads = [r & ~1 | int(bar[thread]) >> 24 & 1 if pair else r for r in ranks]
@@ -97,11 +105,14 @@ def bulk_to_peer(
     """cp.async.bulk from this CTA's shared memory to that of another of the cluster."""
     for thread in lanes_of(g, m):
         n = int(nbytes[thread])
-        cta, offset = located(g, int(target[thread]))
-        own, start = located(g, int(source[thread]))
+        cta, offset = located(g, int(target[thread]), pc)
+        own, start = located(g, int(source[thread]), pc)
         barrier = mbarrier_at(g, int(bar[thread]), pc)
         _check_target(g, cta, offset, n, 16, pc)
         _check_target(g, own, start, n, 16, pc)
+        _check_barrier(g, cta, barrier, pc)
+        if n % 16:
+            raise fault(g, pc, "misaligned", f"a copy of {n} bytes, not of a multiple of 16")
         g.machine.checker.copy_out(g, own, slice(start >> 2, start + n >> 2), barrier, pc)
         g.machine.checker.copy_in(g, cta, slice(offset >> 2, offset + n >> 2), barrier, pc)
         g.machine.recorder.copy(g, cta, barrier, n, pc)
@@ -118,9 +129,10 @@ def st_async(g: Gang, target: Row, values: list[Row], bar: Row, m: Mask, pc: int
     """st.async of 32-bit words to shared memory of the cluster."""
     done: dict[int, tuple[Mbarrier, int]] = {}
     for thread in lanes_of(g, m):
-        cta, offset = located(g, int(target[thread]))
+        cta, offset = located(g, int(target[thread]), pc)
         barrier = mbarrier_at(g, int(bar[thread]), pc)
         _check_target(g, cta, offset, 4 * len(values), 4 * len(values), pc)
+        _check_barrier(g, cta, barrier, pc)
         words = slice(offset >> 2, (offset >> 2) + len(values))
         g.machine.checker.copy_in(g, cta, words, barrier, pc, generic=True)
         for i, row in enumerate(values):
@@ -139,11 +151,15 @@ def cp_async(g: Gang, target: Row, source: Row, n: int, have: Row | None, m: Mas
     for thread in threads:
         at, count = int(start[thread]), int(counts[thread])
         _check_target(g, g.cta, int(offset[thread]), n, n, pc)
+        if count and at % n:
+            raise fault(g, pc, "misaligned", f"{n} bytes of global memory at {at + BASE:#x}")
+        if not 0 <= count <= n:
+            raise fault(g, pc, "out of bounds", f"{count} bytes of a copy of {n}")
         inside = at >= 0 and at + count <= memory.bytes.size
         if count and not (inside and memory.valid[at >> 2 : (at + count + 3) >> 2].all()):
             text = f"{count} bytes of global memory at {memory.describe(at + BASE)}"
             raise fault(g, pc, "out of bounds", text)
-    g.machine.checker.cp_async(g, offset[threads], n, pc)
+    g.machine.checker.cp_async(g, offset[threads], n, (pc, g.lane[threads]))
     shared = g.cta.shared.bytes
     g.machine.copied_bytes += n * len(threads)
 

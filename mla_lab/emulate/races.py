@@ -24,12 +24,12 @@ from .exits import Exits
 from .findings import Fault, Finding, finding
 from .flight import Flight
 from .gang import Gang
+from .global_checks import GlobalChecks
 from .machine import Machine
 from .parts import CtaLike
 from .ptx import SIZES, Place
 from .shadow import (
     AGENTS,
-    BEFORE_SC,
     COPIES,
     FENCED,
     LET_GO,
@@ -37,7 +37,6 @@ from .shadow import (
     SEEN,
     TAKEN,
     UNITS,
-    GlobalShadow,
     Shadow,
     expand,
     lane_bits,
@@ -52,8 +51,6 @@ Row = np.ndarray
 MAX_BARRIERS = 96
 #: findings kept of one run
 MAX_FINDINGS = 200
-#: orders of an access to global memory that take or give what happened before
-TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
 class Checker:
@@ -80,16 +77,16 @@ class Checker:
         self.names: dict[int, str] = {}
         self.levels = TAKEN + 1 if self.strict else LET_GO
         self.vectors = np.zeros((len(gangs), self.levels, self.size), np.int32)
-        #: vectors at the last fence, and what relaxed loads will take at the next
+        #: vectors at the last fence of a cluster's scope or more
         self.at_fence = np.zeros_like(self.vectors)
-        self.at_next: dict[int, Row] = {}
         #: clock of the last meeting of a warp's threads
         self.met = np.zeros(len(gangs), np.int64)
         #: accesses of shared memory since then: (clock, lanes)
         self.recent: list[list[tuple[int, int]]] = [[] for _ in gangs]
+        #: clock of a warp's cp.async copies that had landed when its threads last met
+        self.copies_met = np.zeros(len(gangs), np.int64)
         self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
-        self.globals = GlobalShadow(machine.memory.bytes.size)
-        self.published: dict[int, Row] = {}
+        self.globals = GlobalChecks(self, machine.memory.bytes.size)
         #: mbarriers that a warp has initialised since its last fence
         self.hidden: dict[int, list[Mbarrier]] = {}
         self.commits: list[list[int]] = [[] for _ in gangs]
@@ -163,10 +160,11 @@ class Checker:
     def takes(self, g: Gang, vector: Row | None) -> None:
         """A warp learns what a barrier collected."""
         if vector is not None:
-            self._learn(g, vector)
+            self.learn(g, vector)
         self.warp_sync(g)
 
-    def _learn(self, g: Gang, vector: Row) -> None:
+    def learn(self, g: Gang, vector: Row) -> None:
+        """What lies before an event now lies before the warp's next access."""
         mine = self.vectors[g.agent, :TAKEN]
         np.maximum(mine, vector[:TAKEN], out=mine)
 
@@ -178,6 +176,7 @@ class Checker:
 
     def warp_sync(self, g: Gang) -> None:
         """The threads of a warp meet."""
+        self.copies_met[g.agent] = self.vectors[g.agent, SEEN, AGENTS * g.agent + COPIES]
         self._meets(g, len(self.places[AGENTS * g.agent]))
 
     def _meets(self, g: Gang, clock: int) -> None:
@@ -186,20 +185,22 @@ class Checker:
 
     def fence(self, g: Gang, kind: str) -> None:
         """fence.proxy.async makes what happened visible to asynchronous units, fence.mbarrier_init
-        the mbarriers that were initialised; the latter and other fences order relaxed accesses.
+        the mbarriers that were initialised; the latter and other fences order relaxed accesses, of
+        CTAs that `kind`, the scope, reaches.
         """
-        mine = self.vectors[g.agent]
+        mine, everybody = self.vectors[g.agent], len(self.machine.ctas)
         if kind in ("proxy", "init"):
             for bar in self.hidden.pop(g.agent, ()):
                 bar.shown = True
         if kind == "proxy":
             np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
             return
-        if g.agent in self.at_next:
-            self._learn(g, self.at_next.pop(g.agent))
-        if kind == "sc":
-            np.maximum(mine[BEFORE_SC], mine[SEEN], out=mine[BEFORE_SC])
-        self.at_fence[g.agent] = mine
+        cluster = len(g.cta.peers)
+        reach = {"cta": 1, "cluster": cluster, "init": cluster}.get(kind, everybody)
+        if reach >= cluster:
+            self.at_fence[g.agent] = mine
+        if reach == everybody:
+            self.globals.fence(g, kind == "sc")
 
     # mbarriers
 
@@ -212,6 +213,11 @@ class Checker:
         bar.made = (AGENTS * g.agent, self.tick(g, pc))
         bar.released = np.zeros((self.levels, self.size), np.int32)
         self.hidden.setdefault(g.agent, []).append(bar)
+        self.shadows[id(bar.cta)].barrier[bar.offset >> 2 : (bar.offset >> 2) + 2] = True
+
+    def invalidates(self, cta: CtaLike, offset: int) -> None:
+        """mbarrier.inval: its place may be written again."""
+        self.shadows[id(cta)].barrier[offset >> 2 : (offset >> 2) + 2] = False
 
     def uses(self, g: Gang, bar: Mbarrier, pc: int) -> None:
         """Any operation on an mbarrier must come after its initialisation."""
@@ -243,8 +249,11 @@ class Checker:
     def acquires(self, g: Gang, bar: Mbarrier) -> None:
         """A wait has ended. Threads wait alone: a warp has met as far as its arrivals brought."""
         if bar.completed is not None:
-            self._learn(g, bar.completed)
-            self._meets(g, int(bar.completed[SEEN, AGENTS * g.agent]))
+            self.learn(g, bar.completed)
+            own = bar.completed[SEEN]
+            self._meets(g, int(own[AGENTS * g.agent]))
+            met = max(int(self.copies_met[g.agent]), int(own[AGENTS * g.agent + COPIES]))
+            self.copies_met[g.agent] = met
 
     # shared memory
 
@@ -291,6 +300,10 @@ class Checker:
 
     def _ordered_write(self, g: Gang, shadow: Shadow, words: Any, pc: int) -> None:
         vector = self.vectors[g.agent, SEEN]
+        over = shadow.barrier[words]
+        if some(over):
+            at = self._byte(words, int(over.reshape(-1).argmax()))
+            self.note(g, pc, "barrier", f"byte {at} of shared memory, an mbarrier's, is written")
         writer, when = shadow.writer[words], shadow.when[words]
         late = when > vector[writer]
         if some(late):
@@ -330,16 +343,17 @@ class Checker:
         lanes = g.lane[active]
         if len(lanes) != len(offsets):
             return
-        fresh = (shadow.writer[words] == AGENTS * g.agent) & (
-            shadow.when[words] > self.met[g.agent]
-        )
-        if some(fresh):
-            wrong = fresh & (shadow.lane[words] != lanes[:, None]) & (shadow.lane[words] >= 0)
+        writer, when, lane = shadow.writer[words], shadow.when[words], shadow.lane[words]
+        for part, met in ((0, self.met[g.agent]), (COPIES, self.copies_met[g.agent])):
+            agent = AGENTS * g.agent + part
+            fresh = (writer == agent) & (when > met)
+            if not some(fresh):
+                continue
+            wrong = fresh & (lane != lanes[:, None]) & (lane >= 0)
             if some(wrong):
-                i = int(wrong.reshape(-1).argmax())
-                clock = int(shadow.when[words].reshape(-1)[i])
+                clock = int(when.reshape(-1)[int(wrong.reshape(-1).argmax())])
                 text = "another thread of the warp wrote this; no bar.warp.sync stands between"
-                self.note(g, pc, "race", text, (self.where(AGENTS * g.agent, clock),))
+                self.note(g, pc, "race", text, (self.where(agent, clock),))
 
     # asynchronous units
 
@@ -408,14 +422,16 @@ class Checker:
             commits, agent = self.commits[other.agent], AGENTS * other.agent + PRODUCTS
             done = len(self.commits[g.agent]) - left
             if done > 0:
-                self.vectors[g.agent, :, agent] = commits[done - 1]
+                seen = self.vectors[g.agent, :, agent]
+                np.maximum(seen, commits[done - 1], out=seen)
 
-    def cp_async(self, g: Gang, offsets: Row, n: int, pc: int) -> None:
-        """Threads of a warp start copies of `n` bytes."""
-        shadow, words = self.shadows[id(g.cta)], expand(offsets, n)
+    def cp_async(self, g: Gang, offsets: Row, n: int, where: tuple[int, Row]) -> None:
+        """Threads of a warp start copies of `n` bytes; `where` is the instruction and the lanes."""
+        (pc, lanes), shadow, words = where, self.shadows[id(g.cta)], expand(offsets, n)
         clock, agent = self.tick(g, pc, COPIES), AGENTS * g.agent + COPIES
         self._ordered_write(g, shadow, words, pc)
-        shadow.writer[words], shadow.when[words], shadow.lane[words] = agent, clock, -1
+        shadow.writer[words], shadow.when[words] = agent, clock
+        shadow.lane[words] = lanes[:, None]
 
     def cp_commit(self, g: Gang) -> None:
         """cp.async.commit_group"""
@@ -425,7 +441,8 @@ class Checker:
         """cp.async.wait_group"""
         commits, agent = self.copy_commits[g.agent], AGENTS * g.agent + COPIES
         if len(commits) > left:
-            self.vectors[g.agent, SEEN, agent] = commits[len(commits) - left - 1]
+            seen = self.vectors[g.agent, SEEN, agent]
+            self.vectors[g.agent, SEEN, agent] = max(seen, commits[len(commits) - left - 1])
 
     def cp_settle(self, g: Gang) -> None:
         """All copies of a warp count for the arrival that follows."""
@@ -435,66 +452,13 @@ class Checker:
     # global memory
 
     def global_read(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
-        """Threads of a warp read `n` bytes each."""
-        pc, order = where
-        words = expand(offsets, n)
-        self._global_order(g, words, pc, order, "read")
-        if order in TAKES:
-            self._take(g, words, now=True)
-        elif order == "relaxed":
-            self._take(g, words, now=False)
+        """Threads of a warp read `n` bytes each; `where` is the instruction and its order."""
+        self.globals.read(g, offsets, n, where)
 
     def global_write(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
         """Threads of a warp write `n` bytes each."""
-        pc, order = where
-        words = expand(offsets, n)
-        self._global_order(g, words, pc, order, "write")
-        self.globals.wrote(words, AGENTS * g.agent, self.tick(g, pc), order != "weak")
-        if order != "weak":
-            self._give(g, words, order)
+        self.globals.write(g, offsets, n, where)
 
-    def atomic(self, g: Gang, offsets: Row, where: tuple[int, str]) -> None:
-        """atom and red."""
-        pc, order = where
-        words = expand(offsets, 4)
-        self._global_order(g, words, pc, order, "atomic")
-        self._take(g, words, now=order in TAKES)
-        self.globals.wrote(words, AGENTS * g.agent, self.tick(g, pc), strong=True)
-        self._give(g, words, order)
-
-    def _global_order(self, g: Gang, words: Row, pc: int, order: str, what: str) -> None:
-        shadow = self.globals
-        writer, when = shadow.writer[words], shadow.when[words]
-        late = when > self.vectors[g.agent, SEEN][writer]
-        if order != "weak":
-            late &= ~shadow.strong[words]
-        if some(late):
-            i = int(late.reshape(-1).argmax())
-            address = (1 << 40) + 4 * int(words.reshape(-1)[i])
-            name = self.machine.memory.describe(address)
-            other = self.where(int(writer.reshape(-1)[i]), int(when.reshape(-1)[i]))
-            text = f"this {what} of global memory at {name} and the write are not ordered"
-            self.note(g, pc, "race", text, (other,))
-
-    def _take(self, g: Gang, words: Row, now: bool) -> None:
-        found = map(self.published.get, words.reshape(-1).tolist())
-        for vector in {id(each): each for each in found if each is not None}.values():
-            if now:
-                self._learn(g, vector)
-            else:
-                held = self.at_next.get(g.agent)
-                self.at_next[g.agent] = vector if held is None else np.maximum(held, vector)
-
-    def _give(self, g: Gang, words: Row, order: str) -> None:
-        mine = self.vectors[g.agent]
-        if order not in GIVES:
-            # a fence.sc of another thread, which a barrier has ordered before, counts as well
-            mine = self.at_fence[g.agent].copy()
-            np.maximum(mine[SEEN], self.vectors[g.agent, BEFORE_SC], out=mine[SEEN])
-        # words that had one vector have one afterwards; none is changed in place
-        before = {word: self.published.get(word) for word in words.reshape(-1).tolist()}
-        after: dict[int, Row] = {}
-        for word, held in before.items():
-            if id(held) not in after:
-                after[id(held)] = mine.copy() if held is None else np.maximum(held, mine)
-            self.published[word] = after[id(held)]
+    def atomic(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
+        """atom and red of `n` bytes each."""
+        self.globals.atomic(g, offsets, n, where)

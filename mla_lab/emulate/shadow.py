@@ -46,6 +46,8 @@ class Shadow:
         self.when = np.zeros(self.words, np.int32)
         #: thread of the warp, -1 where the writer is no thread
         self.lane = np.full(self.words, -1, np.int8)
+        #: whether an mbarrier lies there
+        self.barrier = np.zeros(self.words, bool)
         self._agents: dict[int, int] = {}
         self._reads = np.zeros((4, self.words), np.int32)
         self._readers = np.zeros(0, np.int64)

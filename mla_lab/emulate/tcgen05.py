@@ -204,7 +204,7 @@ def tcgen05_commit(g: Gang, bar: Row, cast: Row | None, m: Mask, pc: int) -> Non
         if cast is None:
             barriers = [mbarrier_at(g, address, pc)]
         else:
-            _, offset = located(g, address)
+            _, offset = located(g, address, pc)
             ranks = [r for r in range(16) if int(cast[thread]) >> r & 1]
             barriers = [mbarrier_at(g, r << 24 | offset, pc) for r in ranks]
         queue = _queue(g, int(thread))

@@ -1,0 +1,97 @@
+"""Copies, fences by scope, and atomics: what checks report, and what they let pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_lab.emulate.direct import Direct
+
+from .test_emulate_checks import BARRIER, COPY, GLOBAL, PAIR, TWO, kinds
+
+
+def test_copies_of_other_lanes_want_a_warp_barrier() -> None:
+    """A thread waits for its own cp.async copies alone."""
+    body = """
+    ld.param.u64 %d0, [a]; mul.wide.u32 %d1, %r0, 4; add.s64 %d0, %d0, %d1;
+    cp.async.ca.shared.global [%r4], [%d0], 4; cp.async.wait_all; {}
+    xor.b32 %r5, %r4, {}; ld.shared.b32 %r6, [%r5];"""
+    assert kinds(body.format("bar.warp.sync -1;", 4)) == []
+    assert kinds(body.format("", 0)) == []
+    assert kinds(body.format("", 4)) == ["race"]
+
+
+@pytest.mark.parametrize(
+    ("copy", "kind"),
+    [
+        ("cp.async.cg.shared.global [%r2], [%d0+16], 16;", None),
+        ("cp.async.cg.shared.global [%r2], [%d0+4], 16;", "misaligned"),
+        ("cp.async.cg.shared.global [%r2], [%d0], 16, 20;", "out of bounds"),
+    ],
+)
+def test_sources_of_cp_async(copy: str, kind: str | None) -> None:
+    body = f"@!%p1 bra END; ld.param.u64 %d0, [a]; {copy} cp.async.wait_all; END: mov.b32 %r7, 0;"
+    assert kinds(body) == ([kind] if kind else [])
+
+
+PEER_COPY = BARRIER + """
+@%p1 mbarrier.init.shared.b64 [%r9], 1; fence.mbarrier_init.release.cluster;
+st.shared.b32 [%r4], %r0; fence.proxy.async.shared::cta;
+barrier.cluster.arrive; barrier.cluster.wait;
+mov.u32 %r11, %cluster_ctarank; xor.b32 %r12, %r11, 1; add.s32 %r8, %r2, 1024;
+mapa.shared::cluster.u32 %r13, %r8, %r12; mapa.shared::cluster.u32 %r14, %r9, {rank};
+@!%p1 bra WAITS; mbarrier.arrive.expect_tx.shared.b64 _, [%r9], {nbytes}; {copy}
+WAITS: LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+barrier.cluster.arrive; barrier.cluster.wait;"""  # fmt: skip
+BULK = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+BULK += " [%r13], [%r2], {nbytes}, [%r14];"
+STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r13], %r0, [%r14];"
+
+
+@pytest.mark.parametrize(("copy", "nbytes"), [(BULK, 64), (STORE, 4)])
+def test_the_mbarrier_of_a_copy_lies_where_it_goes(copy: str, nbytes: int) -> None:
+    body = PEER_COPY.replace("{copy}", copy)
+    assert kinds(body.format(rank="%r12", nbytes=nbytes), PAIR) == []
+    assert kinds(body.format(rank="%r11", nbytes=nbytes), PAIR) == ["barrier"]
+
+
+def test_bulk_copies_have_multiples_of_16_bytes() -> None:
+    body = PEER_COPY.replace("{copy}", BULK).format(rank="%r12", nbytes=60)
+    assert kinds(body, PAIR) == ["misaligned"]
+
+
+def test_a_proxy_fence_of_global_memory_shows_nothing_of_shared_memory() -> None:
+    for fence, found in (("", []), (".shared::cta", []), (".global", ["proxy fence"])):
+        assert kinds(COPY.format(fence=f"fence.proxy.async{fence};", expect=256)) == found
+
+
+@pytest.mark.parametrize(
+    ("fence", "launch", "found"),
+    [
+        ("fence.acq_rel.gpu", TWO, []),
+        ("membar.gl", TWO, []),
+        ("fence.acq_rel.cta", TWO, ["race"]),
+        ("fence.sc.cta", TWO, ["race"]),
+        ("membar.cta", TWO, ["race"]),
+        ("fence.acq_rel.cluster", TWO, ["race"]),
+        ("fence.acq_rel.cluster", PAIR, []),
+    ],
+)
+def test_a_fence_orders_what_its_scope_reaches(
+    fence: str, launch: Direct, found: list[str]
+) -> None:
+    stores = GLOBAL.format(
+        store=f"{fence}; st.relaxed.gpu.global.b32", load="ld.acquire.gpu.global.b32"
+    )
+    assert kinds(stores, launch) == found
+    loads = GLOBAL.format(store="st.release.gpu.global.b32", load="ld.relaxed.gpu.global.b32")
+    loads = loads.replace("ld.global.b32 %r12", f"{fence}; ld.global.b32 %r12")
+    assert kinds(loads, launch) == found
+
+
+def test_both_words_of_an_atomic_of_64_bits_are_followed() -> None:
+    body = """
+    ld.param.u64 %d0, [a]; mov.u32 %r10, %ctaid.x; setp.ne.s32 %p4, %r10, 0; @%p4 bra READS;
+    mov.b64 %d3, 5; atom.global.exch.b64 %d4, [%d0], %d3; bra END;
+    READS: ld.global.b32 %r12, [%d0+{}]; END: mov.b32 %r7, 0;"""
+    for at, found in ((0, ["race"]), (4, ["race"]), (8, [])):
+        assert kinds(body.format(at), TWO) == found

@@ -14,6 +14,7 @@ import torch
 from ..core.installed import output_of, version_of
 from ..core.revision import Revision
 from ..core.version import __version__
+from .telemetry import smi_name
 
 #: distributions whose version is noted where they are installed
 LIBRARIES = ("torch", "triton", "numpy", "apache-tvm-ffi", "nvidia-cutlass-dsl")
@@ -26,7 +27,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     return {
         "device": str(device),
         "card": _card(device),
-        "smi": _smi(),
+        "smi": _smi(smi_name(device)),
         "host": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -58,11 +59,11 @@ def _card(device: torch.device | str) -> dict[str, Any] | None:
     }
 
 
-def _smi() -> dict[str, str] | None:
+def _smi(card: str) -> dict[str, str] | None:
     if not shutil.which("nvidia-smi"):
         return None
     query = f"--query-gpu={','.join(SMI_FIELDS)}"
-    text = output_of("nvidia-smi", query, "--format=csv,noheader", "-i", "0")
+    text = output_of("nvidia-smi", query, "--format=csv,noheader", "-i", card)
     if text is None:
         return None
     return dict(zip(SMI_FIELDS, (field.strip() for field in text.split(",")), strict=False))

@@ -20,7 +20,7 @@ from .measure import CaseRun, Method
 from .peers import Peer
 from .records import Key, Record, Row, describe_case, rerun_spread
 from .rotation import rotation_bytes_on
-from .telemetry import PERIOD_MS, Telemetry
+from .telemetry import PERIOD_MS, Telemetry, smi_name
 from .timers import Timer, timer_for
 
 
@@ -69,7 +69,7 @@ class Bench:
         begin = time.monotonic()
         ended = "interrupted"
         try:
-            with Telemetry(self._period_ms()) as telemetry:
+            with Telemetry(self._period_ms(), smi_name(self.device)) as telemetry:
                 for number, (case, part, peers) in enumerate(todo, 1):
                     seconds = time.monotonic() - begin
                     self.count(number - 1, len(todo))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from types import TracebackType
 
+import torch
+
 #: fields to read, by the name in a sample
 FIELDS = {
     "sm_mhz": "clocks.sm",
@@ -33,10 +35,20 @@ class Sample:
     values: tuple[float, ...]
 
 
-class Telemetry:
-    """Context manager that collects samples; none without `nvidia-smi`."""
+def smi_name(device: torch.device | str) -> str:
+    """A device's card as `nvidia-smi -i` takes it: by UUID, since torch numbers the cards that
+    CUDA_VISIBLE_DEVICES leaves, and the tool all; card 0 for a CPU."""
+    if torch.device(device).type != "cuda":
+        return "0"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
-    def __init__(self, period_ms: int = PERIOD_MS) -> None:
+
+class Telemetry:
+    """Context manager that collects samples; none without `nvidia-smi`. card: see `smi_name`."""
+
+    def __init__(self, period_ms: int = PERIOD_MS, card: str = "0") -> None:
+        self.card = card
         self.samples: list[Sample] = []
         self._period_ms = period_ms
         self._process: subprocess.Popen[str] | None = None
@@ -45,7 +57,7 @@ class Telemetry:
     def __enter__(self) -> Telemetry:
         if shutil.which("nvidia-smi"):
             query = f"--query-gpu={','.join(FIELDS.values())}"
-            command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", "0"]
+            command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", self.card]
             self._process = subprocess.Popen(
                 [*command, "-lms", str(self._period_ms)],
                 stdout=subprocess.PIPE,

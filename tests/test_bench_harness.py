@@ -160,6 +160,7 @@ def test_figures_are_medians_of_raw_rounds(path):
     assert row["us"] == 13.0
     assert row["rounds"] == {"us": [12.0, 30.0, 13.0]}
     assert row["tflops"] == pytest.approx(row["flop"] / 13.0 / 1e6, rel=1e-4)
+    assert row["tbps"] == pytest.approx(row["bytes"] / 13.0 / 1e6, rel=1e-4)
     assert row["kv_copies"] * 20 * 1152 == row["kv_rotation_bytes"]
     assert row["launches_per_replay"] >= 8
     validate(path)
@@ -435,6 +436,7 @@ class Sensor(Telemetry):
     running = True
 
     def between(self, begin, end):
+        self.began = begin
         self.samples = [Sample(begin, ()), Sample(end, ()), Sample(end + 1, ())]
         return {"watts": 600.0, "sm_mhz": 1500.0}
 
@@ -450,7 +452,11 @@ def test_power_is_read_under_load_where_it_limits(monkeypatch, path):
     replay = FakeReplay(timer, [FakeLaunch("a", lambda: None)] * 8, False)
     assert power.sustained(replay, 8, Telemetry()) is None, "no sensor"
     assert len(timer.calls) == 0
-    row = power.sustained(replay, 8, Sensor())
+    sensor, clock = Sensor(), iter((100.0, 110.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("mla_lab.bench.power.time.monotonic", lambda: next(clock))
+        row = power.sustained(replay, 8, sensor)
+    assert sensor.began == 103.0, "the first 30 % of ten seconds are not read"
     assert row is not None
     assert (row["watts"], row["us"], row["readings"]) == (600.0, 1000.0, 2)
     assert row["joules"] == pytest.approx(0.6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,7 +28,7 @@ from mla_lab.bench.report import (
     refusals_table,
     times_table,
 )
-from mla_lab.bench.telemetry import Telemetry
+from mla_lab.bench.telemetry import Telemetry, smi_name
 from mla_lab.cli import main
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.problem import Problem
@@ -192,6 +193,7 @@ def test_a_table_shows_every_peer_and_the_best_public_one():
         refused(CASES[1]),
     ]
     table = times_table(rows, "anchor").splitlines()
+    assert times_table(rows[::-1], "anchor").splitlines()[2] == table[2], "in any order"
     assert len(table) == 3
     cells = [cell.strip() for cell in table[2].split("|")[1:-1]]
     assert cells == [CASES[0].name, "10.0", "15.0", "12.0", "500", "1.20"], "no empty column"
@@ -225,6 +227,7 @@ def test_a_plain_call_is_the_headline_as_soon_as_a_record_has_one():
         "| best public / ours | mla-lab, in a step us | the same ratio, in a step |"
     )
     assert line.endswith("| 1.00 | 20.0 | 1.30 |"), "the headline's call, the quickest public one"
+    assert times_table(rows[::-1], "anchor").splitlines()[2] == line, "in any order"
     older, now = ({"kind": "run", "method": m} for m in ({}, {"rest": "a norm and a GEMM"}))
     assert "layer runs a GEMM over 132 MB of weights and the call" in call_note([older, *rows])
     assert "layer runs a norm and a GEMM and the call, so that the call's code and" in call_note(
@@ -246,6 +249,18 @@ def test_power_table_shows_what_was_under_load():
     rows = [row(CASES[5], 110.0, power={**load, "readings": 14}), row(CASES[0], 7.0, power=None)]
     lines = power_table(rows, "anchor").splitlines()[2:]
     assert lines == [f"| {CASES[5].name} | mla-lab | 120 | 1400 | 650 | 78.0 |"]
+
+
+def test_readings_are_those_of_the_card_that_runs(monkeypatch):
+    opened = Mock(return_value=Mock(stdout=[]))
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("subprocess.Popen", opened)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: Mock(uuid="1c-d2"))
+    assert smi_name("cpu") == "0" and smi_name("cuda:1") == "GPU-1c-d2"
+    telemetry = Telemetry(card=smi_name("cuda:1"))
+    telemetry.__enter__()
+    (command,) = opened.call_args.args
+    assert command[command.index("-i") + 1] == "GPU-1c-d2"
 
 
 def test_readings_are_medians_of_their_window():

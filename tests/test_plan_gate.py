@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import MOST_BLOCKS, gated
-from mla_lab.plan.kernel_costs import recorded_costs
-from mla_lab.plan.launch_modes import SWAP_AB_LL
-from mla_lab.plan.selection import EQUAL, all_selections, dual_of, select
+from mla_lab.plan.kernel_costs import recorded_costs, recorded_of
+from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_LL
+from mla_lab.plan.pricing import model_of
+from mla_lab.plan.schedule import predicted_us
+from mla_lab.plan.selection import EQUAL, SCHEDULE_US, all_selections, dual_of, profiles, select
+from mla_lab.plan.without_plan import PLAIN, plan_without
 
 
 @pytest.mark.parametrize("gate", [0, 1, MOST_BLOCKS])
@@ -75,3 +79,19 @@ def test_one_tile_of_few_rows_is_swap_ab_s_where_prices_are_equal(gpu: Gpu, batc
     # of more rows the lower price alone counts
     wide = all_selections(replace(problem, heads=64), gpu, recorded_costs())
     assert wide[0].regret == min(each.regret for each in wide)
+
+
+def test_prices_of_walks_and_their_regret() -> None:
+    problem = Problem((1,) * 16, (1024,) * 16, 64)
+    found = all_selections(problem, H200, recorded_costs())
+    over = np.array([each.us for each in found]) / np.min([each.us for each in found], axis=0)
+    for each, factors in zip(found, over, strict=True):
+        assert each.regret == pytest.approx(np.exp(np.log(factors).mean()))
+        assert each.worst == pytest.approx(factors.max())
+    walk = next(e for e in found if e.config.kernel == KEEP_AB_PERSISTENT.kernel)
+    family = recorded_of(KEEP_AB_PERSISTENT.key)
+    rows, cluster = walk.config.tile_rows, walk.config.cluster
+    model = model_of(problem, H200, family, rows, cluster)
+    for sized, us in zip(profiles(problem), walk.us, strict=True):
+        plan = plan_without(sized, PLAIN, rows, H200.workers(cluster))
+        assert us == pytest.approx(predicted_us(plan, model) + SCHEDULE_US)

@@ -370,3 +370,50 @@ def test_threads_that_have_exited_take_no_part_in_a_reduction() -> None:
     out = torch.zeros_like(WHOLE)
     ptx_kernel(kernel(loads + body.replace("bra END", "ret") + stores), "k", Direct())(WHOLE, out)
     assert out.tolist() == [3 if value <= 3 else 0 for value in WHOLE.tolist()]
+
+
+LANES = torch.arange(32)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("mov.b32 %r3, 40; shl.b32 %r2, %r1, %r3;", WHOLE * 0),
+        ("mov.b32 %r3, 40; shr.u32 %r2, %r1, %r3;", WHOLE * 0),
+        ("mov.b32 %r3, 40; shr.s32 %r2, %r1, %r3;", WHOLE >> 31),
+        ("shfl.sync.down.b32 %r2|%p1, %r1, 1, 31, -1;", WHOLE[[*range(1, 32), 31]]),
+        # segments of eight lanes
+        ("shfl.sync.down.b32 %r2, %r1, 1, 0x181f, -1;", WHOLE[LANES + (LANES % 8 != 7).long()]),
+        ("shfl.sync.up.b32 %r2, %r1, 2, 0x1800, -1;", WHOLE[LANES - 2 * (LANES % 8 > 1).long()]),
+        ("shfl.sync.idx.b32 %r2, %r1, 3, 0x181f, -1;", WHOLE[LANES & 24 | 3]),
+        ("bfi.b32 %r2, %r1, 0x0f0f0f0f, 4, 8;", (WHOLE & 255) << 4 | 0x0F0F0F0F & ~0xFF0),
+        ("bfi.b32 %r2, %r1, 7, 32, 4;", WHOLE * 0 + 7),
+        ("prmt.b32 %r2, %r1, 0, 0x8888;", WHOLE >> 31),
+        ("mov.b32 %r3, 0x00030002; dp2a.hi.u32.u32 %r2, %r3, 0x07050100, %r1;", WHOLE + 31),
+        ("mov.b32 %r3, 0xfffe0001; dp2a.lo.s32.s32 %r2, %r3, 0x0000ff03, %r1;", WHOLE + 5),
+    ],
+)  # fmt: skip
+def test_instructions_that_pick_bits_and_lanes(body: str, expected: torch.Tensor) -> None:
+    assert torch.equal(per_thread(body, WHOLE), expected.int())
+
+
+@pytest.mark.parametrize(
+    ("atomic", "first", "last"),
+    [
+        ("atom.global.inc.u32 %r2, [%d1], 9;", 0, 2),
+        ("atom.global.dec.u32 %r2, [%d1], 9;", 0, 8),
+        ("atom.global.dec.u32 %r2, [%d1], 9;", 40, 9 - 31 % 10),
+        ("atom.global.cas.b32 %r2, [%d1], 5, %r0;", 5, 0),
+        ("atom.global.cas.b32 %r2, [%d1], 6, %r0;", 5, 5),
+        ("atom.global.exch.b32 %r2, [%d1], %r0;", 5, 31),
+        ("atom.global.min.s32 %r2, [%d1], %r0;", -3, -3),
+        ("atom.global.max.u32 %r2, [%d1], %r0;", 7, 31),
+        ("red.global.add.u32 [%d1], 2;", 5, 69),
+    ],
+)
+def test_atomics(atomic: str, first: int, last: int) -> None:
+    """Of 32 threads on one word."""
+    out = torch.tensor([first], dtype=torch.int32)
+    body = f"mov.u32 %r0, %tid.x; ld.param.u64 %d1, [b]; {atomic}"
+    ptx_kernel(kernel(body), "k", Direct())(torch.zeros(1), out)
+    assert out.item() == last

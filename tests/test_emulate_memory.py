@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from mla_lab.emulate.direct import Direct
+from mla_lab.emulate import Options
+from mla_lab.emulate.direct import Direct, ptx_kernel
 
-from .test_emulate_checks import BARRIER, COPY, GLOBAL, PAIR, TWO, kinds
+from .test_emulate_checks import BARRIER, COPY, GLOBAL, PAIR, SHARED, TWO, kinds
+from .test_emulate_instructions import kernel
 
 
 def test_copies_of_other_lanes_want_a_warp_barrier() -> None:
@@ -95,3 +98,33 @@ def test_both_words_of_an_atomic_of_64_bits_are_followed() -> None:
     READS: ld.global.b32 %r12, [%d0+{}]; END: mov.b32 %r7, 0;"""
     for at, found in ((0, ["race"]), (4, ["race"]), (8, [])):
         assert kinds(body.format(at), TWO) == found
+
+
+@pytest.mark.parametrize(
+    ("fence", "found"), [("fence.mbarrier_init.release.cluster;", []), ("", ["proxy fence"])]
+)
+def test_a_copy_wants_a_fence_behind_the_initialisation(fence: str, found: list[str]) -> None:
+    body = COPY.replace("@%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0;", "")
+    body = body.replace("{fence} bar.sync 0;", "{fence} bar.sync 0; {init} bar.sync 0;")
+    init = f"@%p1 mbarrier.init.shared.b64 [%r9], 1; {fence}"
+    assert kinds(body.format(fence="fence.proxy.async;", expect=256, init=init)) == found
+
+
+@pytest.mark.parametrize("schedule", ["fair", "late"])
+def test_cp_async_fills_with_zeros_behind_its_source(schedule: str) -> None:
+    body = """
+    mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 4; mov.u32 %r2, s; add.s32 %r2, %r2, %r1;
+    mov.b32 %r3, -1; st.shared.v4.b32 [%r2], {%r3, %r3, %r3, %r3};
+    mul.wide.u32 %d2, %r0, 16; ld.param.u64 %d0, [a]; add.s64 %d0, %d0, %d2;
+    cp.async.cg.shared.global [%r2], [%d0], 16, 8; cp.async.wait_all;
+    ld.shared.v4.b32 {%r4, %r5, %r6, %r7}, [%r2];
+    ld.param.u64 %d1, [b]; add.s64 %d1, %d1, %d2;
+    st.global.v4.b32 [%d1], {%r4, %r5, %r6, %r7};"""
+    given = torch.arange(1, 129, dtype=torch.int32).view(32, 4)
+    out = torch.empty_like(given)
+    emulated = ptx_kernel(
+        kernel(body, shared=SHARED), "k", Direct(), Options(check=True, schedule=schedule)
+    )
+    emulated(given, out)
+    assert emulated.run.findings == []
+    assert torch.equal(out, given * torch.tensor([1, 1, 0, 0], dtype=torch.int32))

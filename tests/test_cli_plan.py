@@ -35,6 +35,13 @@ def test_a_line_for_each_policy(capsys):
         assert row["simulated_us"] > 0
 
 
+@pytest.mark.parametrize(("tile_rows", "blocks"), [(16, 50), (64, 100)])
+def test_pieces_of_a_batch_invariant_call_follow_the_tile(tile_rows, blocks):
+    """Of 200 blocks and 128 heads: quarters where a row tile is short, else halves."""
+    plan = plan_without(Problem((1,), (64 * 200,), 128), RULES[1], tile_rows)
+    assert set((plan.tiles[:, 3] - plan.tiles[:, 2]).tolist()) == {blocks}
+
+
 def test_splitting_pays_and_the_roofline_is_below(capsys):
     result = table(capsys)
     times = {row["policy"]: row["simulated_us"] for row in result["policies"]}

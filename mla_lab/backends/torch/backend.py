@@ -4,8 +4,8 @@ It follows a kernel's steps: stage a chunk of KV tokens, scores, online softmax,
 result itself or a partial, and partials merged in split order. A row tile is finished by exactly
 `num_splits` work tiles; where a plan has one too few or too many, its rows stay NaN.
 
-On a CUDA device every call synchronises, since lengths are read on the host; products of fp32 follow
-torch's setting for the process, and have TF32's error where that allows it.
+On a CUDA device every call synchronises, since lengths are read on the host. There products of fp32
+follow torch's setting for the process, and have TF32's error where that allows it.
 
 Sources: online softmax, Milakov and Gimelshein, arXiv:1805.02867; splits and their merge by
 lse, "Flash-Decoding for long-context inference" (Dao, Haziza, Massa, Sizov, 2023).

@@ -28,12 +28,11 @@ SAMPLE = {
     "cute_swap_ab_sm90_q_dtype-e4m3_kv_format-e4m3_tile_rows-16_mask-causal_fused_merge3_grid1_shaped1",
     "cute_keep_ab_sm90_kv_format-fp8_656_shaped1",
 }
-#: opcodes whose NaN has other bits than a card's 0x7fffffff, 0x7fff or 0x7f, and min and max, which
-#: a card also has order the two zeros
+#: opcodes whose NaN has other bits than a card's 0x7fffffff, 0x7fff or 0x7f
 NAN_BITS = {f"{op}.f32" for op in ("abs", "add", "div.rn", "fma.rn", "max", "min", "mul", "neg")}
-NAN_BITS |= {"sub.f32", "cvt.f32.f16", "cvt.rn.f16.f32", "cvt.rn.f16x2.f32", "cvt.rpi.f32.f32"}
+NAN_BITS |= {"sub.f32", "cvt.f32.f16", "cvt.rpi.f32.f32"}
 NAN_BITS |= {f"{op}.f16x2" for op in ("add", "mul.rn", "sub.rn", "cvt.rn.satfinite.e4m3x2")}
-NAN_BITS |= {"cvt.rn.f16x2.e4m3x2", "cvt.rn.satfinite.e4m3x2.f32"}
+NAN_BITS |= {"cvt.rn.satfinite.e4m3x2.f32"}
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import flash_mla_names
 from ..core.errors import Unsupported
+from ..interop import flash_mla
 from .peer_tests import SEED, file_of, main, of_this_run
 from .record import Row
 
@@ -74,7 +74,7 @@ def modules_of(checkout: Path) -> Iterator[tuple[ModuleType, ModuleType]]:
     folder = file_of(checkout, FOLDER / f"{DENSE}.py", "FlashMLA").parent
     file_of(checkout, FOLDER / f"{SPARSE}.py", "FlashMLA")
     before = dict(sys.modules)
-    sys.modules["flash_mla"] = flash_mla_names
+    sys.modules["flash_mla"] = flash_mla
     for name in UNUSED:
         if name not in sys.modules and not _installed(name):
             sys.modules[name] = Unused(name)

@@ -25,6 +25,7 @@ from mla_lab.bench.report import (
     headline,
     own_table,
     power_table,
+    rates_table,
     refusals_table,
     times_table,
 )
@@ -249,6 +250,13 @@ def test_power_table_shows_what_was_under_load():
     rows = [row(CASES[5], 110.0, power={**load, "readings": 14}), row(CASES[0], 7.0, power=None)]
     lines = power_table(rows, "anchor").splitlines()[2:]
     assert lines == [f"| {CASES[5].name} | mla-lab | 120 | 1400 | 650 | 78.0 |"]
+
+
+def test_rates_are_those_of_the_median_part():
+    parts = [(12.0, 500.0), (10.0, 600.0), (11.0, 550.0)]
+    rows = [row(CASES[0], us, part=i, noise=0.0, tflops=rate) for i, (us, rate) in enumerate(parts)]
+    (line,) = rates_table(rows, "anchor").splitlines()[2:]
+    assert line == f"| {CASES[0].name} | 11.0 |  | 550 | 1.00 | 2.0e-03 |"
 
 
 def test_readings_are_those_of_the_card_that_runs(monkeypatch):

@@ -187,6 +187,8 @@ def test_the_environment_names_the_cache(monkeypatch: pytest.MonkeyPatch) -> Non
     assert default_root() == Path("/somewhere/mla-lab")
     monkeypatch.setenv("MLA_LAB_CACHE_DIR", "/mine")
     assert default_root() == Path("/mine")
+    monkeypatch.setenv("MLA_LAB_CACHE_DIR", "~/mine")
+    assert default_root() == Path.home() / "mine"
 
 
 def test_one_builder_at_a_time_and_the_others_wait(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ LEFT_OVER_S = 3600.0
 def default_root() -> Path:
     """$MLA_LAB_CACHE_DIR, else $XDG_CACHE_HOME/mla-lab, else ~/.cache/mla-lab."""
     if os.environ.get("MLA_LAB_CACHE_DIR"):
-        return Path(os.environ["MLA_LAB_CACHE_DIR"])
+        return Path(os.environ["MLA_LAB_CACHE_DIR"]).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mla-lab"
 

@@ -56,6 +56,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("22.1", lambda: (lambda table, size, t: table[t // 32] * 32 + t % 32, 2), "pages of 16"),
     ("30.1", lambda tiles, n, a, b, sms: tiles / sms * (a + b * n), "too short"),
     ("30.1", lambda tiles, n, a, b, sms: 0.7 + tiles // sms * (a + b * n), "last wave is not full"),
+    ("30.1", lambda tiles, n, a, b, sms: -(-tiles // sms) * (a + b * n), "launch counted once"),
+    ("30.1", lambda tiles, n, a, b, sms: -(-tiles // sms) * (0.7 + a + b * n), "4 SMs.*too long"),
+    ("30.1", lambda tiles, n, a, b, sms: 0.7 + -(-tiles // 132) * (a + b * n), "4 SMs.*too short"),
     ("31.1", lambda tiles, blocks, sms: 1, "too few"),
     ("31.1", lambda tiles, blocks, sms: min(blocks, sms), "too many"),
     ("31.1", lambda tiles, blocks, sms: fa3_splits(tiles, blocks, sms, sms), "128 splits are"),
@@ -103,6 +106,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("55.1", ["0 x NaN"], "3 more bugs"),
     ("55.1", ["a stage freed early"], "was found"),
     ("55.1", ["a typo"], "copy the first column"),
+    ("55.1", [["0 x NaN"]], "copy the first column"),
     ("55.1", "0 x NaN", "A list of names"),
     ("55.2", lambda stages, slots: True, "tile 1 uses the slot of tile 0"),
     ("55.2", lambda stages, slots: slots > stages, "keeps the producer from lapping"),
@@ -234,6 +238,10 @@ def test_a_wrong_answer_gets_a_sentence_that_helps(number: str, wrong: Any, word
 @pytest.mark.parametrize("crossing", [256, 256.0, 257])
 def test_the_crossing_may_be_the_last_equal_or_the_first_cheaper_one(crossing: float) -> None:
     assert exercises.judge("10.1", lambda: (640, 1152, crossing)).passed
+
+
+def test_a_bool_of_numpy_is_a_bool() -> None:
+    assert exercises.judge("55.2", lambda stages, slots: np.bool_(slots >= stages)).passed
 
 
 def test_every_exercise_has_a_wrong_answer_here() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .hints import Attempt, Check, need, parts, short
+from .hints import Attempt, Check, need, parts, short, truth
 
 #: (warp -> barrier that it waits for, barrier -> warps that arrive at it, the circle)
 HANGS: tuple[tuple[dict[int, str], dict[str, list[int]], set[str]], ...] = (
@@ -71,10 +71,12 @@ def _invisible(attempt: Attempt) -> str:
     mine = attempt.plain()
     need(isinstance(mine, list | set | tuple), f"A list of names is wanted, not {short(mine)}")
     for name in mine:
-        need(name in seen, f"{short(name)} is no name of the table: copy the first column")
+        known = isinstance(name, str) and name in seen
+        need(known, f"{short(name)} is no name of the table: copy the first column")
         need(not seen[name], f"'{name}' was found: its row says what the emulator reported")
     left = sum(not found for found in seen.values()) - len(set(mine))
-    need(not left, f"{left} more bugs have no finding: look for rows without one")
+    more = "1 more bug has" if left == 1 else f"{left} more bugs have"
+    need(not left, f"{more} no finding: look for rows without one")
     return "For these a test of results, a bound on errors or a budget is the judge."
 
 
@@ -83,7 +85,7 @@ def _enough(attempt: Attempt) -> str:
         for slots in range(1, 8):
             mine = attempt(stages, slots)
             case = f"{stages} stages and {slots} slots: "
-            need(isinstance(mine, bool), case + f"return True or False, not {short(mine)}")
+            mine = truth(mine, case + f"return True or False, not {short(mine)}")
             if slots < stages:
                 need(not mine, case + f"tile {slots} uses the slot of tile 0, and nobody waited")
             need(mine or slots < stages, case + "the ring itself keeps the producer from lapping")

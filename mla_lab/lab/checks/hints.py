@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ...core.errors import MlaLabError
 
 NOTHING_YET = "Nothing is filled in yet: replace each `...` in the cell above by your answer"
@@ -75,6 +77,12 @@ def number(value: Any, what: str) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise Hint(f"{what} should be a number, and is {short(value)}") from error
+
+
+def truth(value: Any, hint: str) -> bool:
+    """`value` as a bool, NumPy's too. Raises Hint with `hint` where it is neither."""
+    need(isinstance(value, bool | np.bool_), hint)
+    return bool(value)
 
 
 def short(value: Any) -> str:

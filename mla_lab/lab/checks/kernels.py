@@ -9,7 +9,7 @@ from ..eight_bits import e4m3
 from ..explorers import transpose
 from ..explorers.budget import Budget
 from ..tiny_decode import kept_of
-from .hints import Attempt, Check, need, number, parts, short
+from .hints import Attempt, Check, need, number, parts, short, truth
 
 #: (buffer, row, token) of scores that are tried
 TRIED = ((0, 5, 9), (0, 70, 9), (0, 5, 100), (1, 5, 9), (1, 127, 127), (0, 63, 64), (1, 64, 63))
@@ -68,7 +68,7 @@ def _proposal(attempt: Attempt) -> str:
         "Add KV stages (tokens x 576 x bytes of a number, for each stage), P and the barriers; Q "
         "is in registers",
     )
-    need(isinstance(fits, bool), f"The second value is True or False, and yours is {short(fits)}")
+    fits = truth(fits, f"The second value is True or False, and yours is {short(fits)}")
     need(fits == (proposal.verdict() == "fits"), "Compare the size with what a block may have")
     left = H200.smem_per_block - proposal.shared_bytes
     stage = without["KV stages"] // 2

@@ -14,6 +14,25 @@ from .hints import Attempt, Check, need, number, parts
 
 #: us of a launch, and how far off an answer may be with full waves and without (exercise 30.1)
 LAUNCH_US, FULL_WAVES, PARTLY_FULL = 0.7, 0.03, 0.25
+#: SMs of a card on which a launch is a large part of the time, and us of its tiles: `a` and `b`
+FEW_SMS, SHORT_TILE = 4, (0.5, 0.25)
+
+
+def _short_waves(attempt: Attempt) -> None:
+    """Full waves of tiles as short as a launch: how often it is counted shows here, and whether
+    the number of SMs counts.
+    """
+    a, b = SHORT_TILE
+    for waves in (1, 3):
+        tiles = waves * FEW_SMS
+        mine = number(attempt(tiles, 1, a, b, FEW_SMS), "The time")
+        right = LAUNCH_US + waves * (a + b)
+        need(
+            abs(mine / right - 1) < FULL_WAVES,
+            f"{tiles} tiles of 1 block on {FEW_SMS} SMs, a = {a} us and b = {b} us: {mine:.2f} us "
+            f"is too {'short' if mine < right else 'long'}; how many waves are that, and is the "
+            "launch counted once?",
+        )
 
 
 @cache
@@ -36,6 +55,7 @@ def _waves(attempt: Attempt) -> str:
         if not full:
             why = "the last wave is not full, and takes about as long as a full one"
         need(abs(ratio - 1) < (FULL_WAVES if full else PARTLY_FULL), f"{far}; {why}")
+    _short_waves(attempt)
     return "Waves times the time of a tile, plus the launch: close to what the simulator says."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -139,3 +140,30 @@ def test_the_rule_follows_the_record(record: str) -> None:
         assert us[own + step] < max(1.02 * quickest, quickest + 1.2)
         took = min(abs(us["plain call"] / us[name] - 1) for name in ("keep_ab", "swap_ab"))
         assert took < 0.06
+
+
+def test_the_page_s_own_words_have_the_figures_of_the_records():
+    """Figures in the text between the tables of sparse calls, computed anew."""
+    page = (data_dir() / "notes/eight_bits.md").read_text(encoding="utf-8")
+    text = " ".join(re.sub(r"<!-- made.*?/made -->", "", page, flags=re.DOTALL).split())
+    cases = list(sparse_table.cases(read(data_dir() / sparse_table.RECORD)))
+    quicker = max(us["keep_ab"] - us["swap_ab"] for p, us in cases if p.heads > 16)
+    assert f"swap_ab with 32 rows is up to {quicker:.1f} us quicker" in text
+    step = sparse_table.STEP
+    slower = [(p, us) for p, us in cases if sparse_table.speedup(p, us, step) < 1]
+    assert [(p.top_k, p.batch, p.heads) for p, _ in slower] == [(512, 4, 32), (512, 4, 64)]
+    bold = " and ".join(f"{sparse_table.speedup(p, us, step):.2f}" for p, us in slower)
+    plain = " and ".join(
+        f"{us['FlashMLA' + step] / us['plain call' + step]:.2f}" for _, us in slower
+    )
+    assert f"takes {bold} of the time of the kernel in bold, and {plain} of" in text
+    sides = {
+        (row["peer"] == sparse_table.PEERS["FlashMLA"], row["problem"]["batch"]): row
+        for row in sparse_table.sides(read(data_dir() / sparse_table.POWER))
+        if row["problem"]["heads"] == 128
+    }
+    pairs = [(sides[True, batch], sides[False, batch]) for batch in (64, 128)]
+    load = " and ".join(f"{a['power']['us'] / b['power']['us']:.2f}" for a, b in pairs)
+    turns = " and ".join(f"{a['us'] / b['us']:.2f}" for a, b in pairs)
+    assert f"FlashMLA takes {load} times as long as the plain call at batch 64 and 128" in text
+    assert f"in turns with other calls {turns} times" in text

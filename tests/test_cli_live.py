@@ -15,6 +15,7 @@ from mla_lab import cli
 from mla_lab.bench.records import read, results
 from mla_lab.cli.commands import _live_steps, live
 from mla_lab.cli.commands._bench_cases import add_flags, chosen
+from mla_lab.cli.commands._bench_run import DEFAULT_PEERS
 from mla_lab.core import revision
 from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.resources import data_dir
@@ -192,6 +193,20 @@ def test_every_record_has_its_origin():
             text = path.read_text(encoding="utf-8")
             shown |= set(re.findall(r"records/(\w+)\.jsonl", text))
     assert shown and shown <= listed
+
+
+def test_the_commands_of_data_readme_have_the_peers_and_rounds_of_their_records():
+    text = (ROOT / "data/README.md").read_text("utf-8")
+    commands = re.findall(r"`mla-lab bench run (data/records/\w+\.jsonl) ([^`]*)`", text)
+    assert len(commands) > 8
+    for record, options in commands:
+        run = next(row for row in read(ROOT / record) if row["kind"] == "run")
+        given = re.search(r"--peers (\S+)", options)
+        peers = [peer["name"] for peer in run["peers"]]
+        assert (given[1].split(",") if given else DEFAULT_PEERS.split(",")) == peers, record
+        rounds = re.search(r"--rounds (\d+)", options)
+        assert run["method"]["rounds"] == (int(rounds[1]) if rounds else 9), record
+        assert run["method"]["isolated"] == ("--quick" not in options), record
 
 
 @pytest.mark.usefixtures("card", "lines")

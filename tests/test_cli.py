@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -30,6 +32,21 @@ def test_a_command_explains_itself(module: ModuleType, capsys):
         cli.main([module.__name__.rpartition(".")[2], "--help"])
     assert stop.value.code == 0
     assert "usage: mla-lab" in capsys.readouterr().out
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Each argument of a parser and of its commands, with the program that takes it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in dict.fromkeys(action.choices.values()):
+                yield from options_of(below)
+        else:
+            yield parser.prog, action
+
+
+def test_every_argument_has_a_sentence_of_help():
+    silent = [(prog, a.dest) for prog, a in options_of(cli.build_parser()) if not a.help]
+    assert silent == []
 
 
 def test_help_is_quick_to_import():

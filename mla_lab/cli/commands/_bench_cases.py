@@ -45,7 +45,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     grid = parser.add_argument_group("grid, in place of --cases: every combination")
     for name in ("batch", "q-len", "heads", "kv-len"):
         grid.add_argument(f"--{name}", type=numbers, help="by comma")
-    grid.add_argument("--q-dtype", type=names, default=GRID["q_dtype"], help="by comma")
+    grid.add_argument(
+        "--q-dtype", type=names, default=GRID["q_dtype"], help="by comma; default: bf16"
+    )
     grid.add_argument("--kv-format", help="default: as the query")
     grid.add_argument(
         "--formats",
@@ -54,10 +56,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="query:cache by comma, as bf16:e4m3, in place of those two; e4m3 alone is e4m3:e4m3",
     )
     grid.add_argument("--out-dtype", help="default: bf16, or fp16 where the query is")
-    grid.add_argument("--page-size", type=numbers, default=GRID["page_size"], help="by comma")
+    grid.add_argument(
+        "--page-size", type=numbers, default=GRID["page_size"], help="tokens, by comma; default: 64"
+    )
     grid.add_argument("--top-k", type=int, default=0, help="sparse: slots of each query token")
     parser.add_argument(
-        "--batch-invariant", action="store_true", help="each case so too, beside the default"
+        "--batch-invariant", action="store_true", help="each case also batch-invariant, beside it"
     )
     parser.add_argument(
         "--uniform",
@@ -66,10 +70,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     trace = parser.add_argument_group("trace samples, for --cases trace: every combination")
     trace.add_argument(
-        "--trace", type=names, help="Azure CSV or Mooncake JSON lines, by comma; else ours"
+        "--trace",
+        type=names,
+        help="Azure CSV or Mooncake JSON lines, by comma; default: the synthetic trace",
     )
     for name, kind in (("model", names), ("requests", numbers), ("seeds", numbers)):
-        trace.add_argument(f"--{name}", type=kind, default=OF_TRACES[name], help="by comma")
+        shown = ",".join(map(str, OF_TRACES[name]))
+        trace.add_argument(
+            f"--{name}", type=kind, default=OF_TRACES[name], help=f"by comma; default: {shown}"
+        )
 
 
 def chosen(args: argparse.Namespace) -> list[Case]:

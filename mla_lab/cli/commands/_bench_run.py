@@ -29,18 +29,28 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench run`."""
     _add_common(parser, DEFAULT_PEERS, rounds=9)
     method = parser.add_argument_group("method")
-    method.add_argument("--parts", type=int, default=1, help="repetitions of the whole list")
-    method.add_argument("--kernels", action="store_true", help="times of each kernel, profiled")
-    method.add_argument("--power", action="store_true", help="watts of compute-bound cases")
-    method.add_argument("--quick", action="store_true", help="no isolated and no planned times")
-    method.add_argument("--no-ceilings", action="store_true", help="no GEMM and read beside")
+    method.add_argument("--parts", type=int, default=1, help="repetitions of the whole list (1)")
+    method.add_argument(
+        "--kernels", action="store_true", help="also time each kernel by the profiler"
+    )
+    method.add_argument(
+        "--power", action="store_true", help="also measure watts of compute-bound cases"
+    )
+    method.add_argument(
+        "--quick", action="store_true", help="time no isolated calls and no planning"
+    )
+    method.add_argument(
+        "--no-ceilings",
+        action="store_true",
+        help="measure no GEMM and no read of memory before and after",
+    )
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench sweep`."""
     _add_common(parser, "", rounds=7)
-    parser.add_argument("--per-tile", type=int, help="variants of each kernel and tile at most")
-    parser.add_argument("--backend", default="cute", help="who runs the variants")
+    parser.add_argument("--per-tile", type=int, help="most variants of each kernel and tile")
+    parser.add_argument("--backend", default="cute", help="backend that runs the variants (cute)")
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -52,19 +62,26 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, peers: str, rounds: int) -> None:
     parser.add_argument("record", type=Path, help="JSON lines, appended to")
-    parser.add_argument("--peers", type=names, default=names(peers), help="by comma")
+    parser.add_argument(
+        "--peers",
+        type=names,
+        default=names(peers),
+        help=f"by comma; default: {peers or 'our variants alone'}",
+    )
     parser.add_argument("--device", help="default: the GPU, or the CPU without one")
     parser.add_argument(
-        "--keep-failed", action="store_true", help="continuing a record, do not try those again"
+        "--keep-failed", action="store_true", help="do not try failed cases of the record again"
     )
     parser.add_argument(
         "--no-preflight", action="store_true", help="do not try peers in processes of their own"
     )
-    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds ({rounds})")
     parser.add_argument(
-        "--rotation-mb", type=float, help="KV copies in all; default: 4800 on a GPU, 240 on a CPU"
+        "--rotation-mb",
+        type=float,
+        help="MB of KV copies that launches rotate over; default: 4800 on a GPU, 240 on a CPU",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the inputs (0)")
     add_flags(parser)
 
 

@@ -51,9 +51,9 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
         help=f"cached tokens: one length for all, or one a request (default {DEFAULT_KV_LEN})",
     )
     shape.add_argument(
-        "--dtype", default="bf16", choices=sorted(ELEMENT_BYTES), help="of the query (bf16)"
+        "--dtype", default="bf16", choices=sorted(ELEMENT_BYTES), help="dtype of the query (bf16)"
     )
-    shape.add_argument("--kv-format", choices=KV_FORMATS, help="of the cache (the query's dtype)")
+    shape.add_argument("--kv-format", choices=KV_FORMATS, help="format of the cache (as the query)")
     shape.add_argument("--page-size", type=int, default=64, help="tokens a page (default 64)")
     trace = parser.add_argument_group("lengths from a serving trace, instead of --kv-len")
     trace.add_argument(
@@ -64,11 +64,18 @@ def add_problem_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument(
         "--mode",
         choices=("sample", "replay"),
-        help="--batch steps drawn at random (default), or who was decoding --at a time",
+        help="sample: --batch requests drawn at random (default); replay: the requests that were "
+        "decoding at the time --at",
     )
-    trace.add_argument("--at", type=float, help="replay: seconds into the trace (its middle)")
-    trace.add_argument("--step-ms", type=float, help="replay: a token's time (30)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything drawn at random (0)")
+    trace.add_argument(
+        "--at", type=float, help="replay: seconds into the trace (default: its middle)"
+    )
+    trace.add_argument(
+        "--step-ms", type=float, help="replay: milliseconds that a decode step takes (30)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of everything that is drawn at random (0)"
+    )
 
 
 def _lengths(text: str) -> tuple[int, ...]:

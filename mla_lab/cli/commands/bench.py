@@ -27,14 +27,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     compare = verbs.add_parser(
         "compare", help="two records: a verdict a case; exit code 1 if slower"
     )
-    compare.add_argument("baseline", type=Path)
-    compare.add_argument("candidate", type=Path)
+    compare.add_argument("baseline", type=Path, help="a record of `bench run`")
+    compare.add_argument("candidate", type=Path, help="the record that is judged")
     compare.add_argument("--threshold", type=float, help="relative change that counts")
     compare.add_argument("--peers", type=names, default=[], help="only these, by comma")
     compare.add_argument("--all", action="store_true", help="show cases without change too")
     report = verbs.add_parser("report", help="a record as Markdown")
-    report.add_argument("record", type=Path)
-    report.add_argument("--table", default="anchor", help="which one; sweep: of a grid")
+    report.add_argument("record", type=Path, help="of `bench run` or `bench sweep`")
+    report.add_argument(
+        "--table", default="anchor", help="table to print (anchor); sweep: of a grid"
+    )
     ranks = verbs.add_parser(
         "rank-kernels", help="a rank's mask and the merge of ranks, beside PyTorch's"
     )
@@ -42,20 +44,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     ranks.add_argument("--ranks", type=numbers, default=(2, 4, 8), help="of a merge, by comma")
     ranks.add_argument("--batch", type=numbers, default=(1, 4, 16, 64, 128), help="by comma")
     ranks.add_argument("--heads", type=int, default=128, help="of a merge")
-    ranks.add_argument("--rounds", type=int, default=21)
+    ranks.add_argument("--rounds", type=int, default=21, help="timed rounds (21)")
     verbs.add_parser("targets", help="bounds beside the figures that data/records gives")
     return parser
 
 
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", type=Path, nargs="+", help="of `bench sweep`")
-    parser.add_argument("--judge", type=Path, help="another, whose cases it was not fitted to")
+    parser.add_argument("--judge", type=Path, help="a record whose cases the fit does not see")
     parser.add_argument(
         "--out",
         type=Path,
-        help="default: of this checkout's data/, kernel_costs.json, or its like of eight bits",
+        help="default: data/runtime/kernel_costs.json of this checkout, or for a sweep over "
+        "caches of eight bits kernel_costs_eight_bits.json",
     )
-    parser.add_argument("--parts", action="store_true", help="judge each part by the others'")
+    parser.add_argument(
+        "--parts", action="store_true", help="judge each part of the cases by a fit to the others"
+    )
     parser.add_argument("--dry-run", action="store_true", help="judge, and write nothing")
 
 

@@ -24,10 +24,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "use a container for people whom you do not trust.",
         epilog="Exit code 0 where all that was handed in passes, 1 where something does not.",
     )
-    grade.add_argument("folder", type=Path, metavar="FOLDER")
+    grade.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a folder with one folder a student"
+    )
     grade.add_argument("--json", action="store_true", help="marks and sentences as JSON")
-    grade.add_argument("--seconds", type=int, default=60, help="for a notebook (default 60)")
-    grade.add_argument("--jobs", type=int, default=1, help="notebooks at once (default 1)")
+    grade.add_argument(
+        "--seconds", type=int, default=60, help="time limit of a notebook, in seconds (60)"
+    )
+    grade.add_argument("--jobs", type=int, default=1, help="notebooks that run at once (1)")
     return parser
 
 

@@ -33,14 +33,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     run.add_argument("--backend", default="auto", help="auto (default), torch, cute or cuda")
     run.add_argument("--device", default=None, help="cpu or cuda (where there is a GPU)")
     run.add_argument("--policy", help="split policy of the plan (the backend's own choice)")
-    run.add_argument("--batch-invariant", action="store_true", help="bits that ignore neighbours")
+    run.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="the bits of a request do not depend on the rest of the batch",
+    )
     run.add_argument(
         "--feature", action="append", default=[], help="sinks, tree_mask, ragged, ...; repeatable"
     )
     run.add_argument(
         "--calls",
         type=int,
-        help="calls, the first of several untimed (as many as fit in three seconds)",
+        help="calls to run; of several the first is not timed (default: what 3 s hold)",
     )
     run.add_argument("--no-check", action="store_true", help="skip the oracle")
     run.add_argument("--gpu", default="H200", help="card of the roofline (H200)")

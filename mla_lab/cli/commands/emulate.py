@@ -25,24 +25,42 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "build", nargs="?", help="part of a shipped build's name; all that contain it are run"
     )
     add_selection(parser)
-    parser.add_argument("--batch", type=int, help="requests, of the lengths of --kv-len in turn")
-    parser.add_argument("--kv-len", type=_lengths, default=KV_LENS, metavar="N[,N...]")
+    parser.add_argument("--batch", type=int, help="requests, with the lengths of --kv-len in turn")
+    parser.add_argument(
+        "--kv-len",
+        type=_lengths,
+        default=KV_LENS,
+        metavar="N[,N...]",
+        help="cached tokens of each request (300,77)",
+    )
     parser.add_argument("--q-len", type=int, default=1, help="query tokens a request (1)")
-    parser.add_argument("--heads", type=int, default=0, help="query heads (a tile's rows)")
+    parser.add_argument(
+        "--heads", type=int, default=0, help="query heads (as many as a tile has rows)"
+    )
     parser.add_argument(
         "--splits",
         type=int,
-        help="pieces a request (1); 0: workers find them, as always in builds with pieces",
+        help="splits of a request (1); 0: the kernel finds its work tiles from the lengths, as "
+        "builds with the option pieces always do",
     )
-    parser.add_argument("--check", action="store_true", help="report races, missing fences, ...")
+    parser.add_argument(
+        "--check", action="store_true", help="report races, missing fences, deadlocks, ..."
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="with --check: also what is in order only as a wgmma-group is one of four warps",
+        help="with --check: report also accesses that are in order only because a wgmma group "
+        "is committed by all four warps of a warp group",
     )
-    parser.add_argument("--schedule", default="fair", help="fair, greedy, random, late, adverse")
+    parser.add_argument(
+        "--schedule",
+        default="fair",
+        help="order of warps: fair (default), greedy, random, late or adverse",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of inputs and of the schedule (0)")
-    parser.add_argument("--numbers", default="fast", help="fast, exact, card (as an H200 rounds)")
+    parser.add_argument(
+        "--numbers", default="fast", help="arithmetic: fast (default), exact, or card: an H200's"
+    )
     parser.add_argument(
         "--recorded", action="store_true", help="run recorded calls; needs no compiler"
     )

@@ -23,7 +23,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "lab", help="JupyterLab on the workbook, for this machine only"
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("notebooks"))
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("notebooks"),
+        help="folder of notebooks (notebooks)",
+    )
     parser.add_argument("--port", type=int, default=8888, help="8888, or the next free one")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     return parser

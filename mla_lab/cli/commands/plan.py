@@ -31,12 +31,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_problem_options(parser)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--gpu", default="H200", help="Hopper card to plan for (H200)")
-    plan.add_argument("--tile-rows", type=int, default=64, help="query rows a tile (64)")
-    plan.add_argument("--tile-kv", type=int, default=64, help="KV tokens a block (64)")
-    plan.add_argument("--cluster", type=int, default=1, help="CTAs that share a tile (1)")
-    plan.add_argument("--policy", action="append", help="only this one or rule, repeatable (all)")
+    plan.add_argument("--tile-rows", type=int, default=64, help="query rows of a row tile (64)")
+    plan.add_argument("--tile-kv", type=int, default=64, help="tokens of a KV block (64)")
+    plan.add_argument("--cluster", type=int, default=1, help="CTAs that share a work tile (1)")
+    plan.add_argument(
+        "--policy",
+        action="append",
+        help="show this split policy, or rule of a call without a plan; repeatable (all)",
+    )
     plan.add_argument("--schedule", default="persistent", help="persistent (default) or grid")
-    plan.add_argument("--tiles", action="store_true", help="print the plans' tiles as well")
+    plan.add_argument(
+        "--tiles", action="store_true", help="print the work tiles of each plan as well"
+    )
     plan.add_argument("--json", action="store_true", help="the table as JSON")
     return parser
 

@@ -16,13 +16,27 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "ranks", help="decode context parallel: several GPUs against one, with NCCL"
     )
     parser.add_argument("record", type=Path, help="JSON lines, appended to")
-    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: by gloo")
-    parser.add_argument("--batch", type=numbers, default=(1, 2, 4, 8, 16), help="by comma")
-    parser.add_argument("--kv-len", type=numbers, default=(65536, 262144, 1048576), help="tokens")
-    parser.add_argument("--heads", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--graph", action="store_true", help="times of CUDA graphs")
+    parser.add_argument("--world", type=int, default=2, help="ranks, a GPU each (2)")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cuda (default), or cpu, with gloo",
+    )
+    parser.add_argument(
+        "--batch", type=numbers, default=(1, 2, 4, 8, 16), help="by comma (1,2,4,8,16)"
+    )
+    parser.add_argument(
+        "--kv-len",
+        type=numbers,
+        default=(65536, 262144, 1048576),
+        help="cached tokens of each request, by comma (65536,262144,1048576)",
+    )
+    parser.add_argument("--heads", type=int, default=128, help="query heads (128)")
+    parser.add_argument("--rounds", type=int, default=21, help="timed rounds (21)")
+    parser.add_argument(
+        "--graph", action="store_true", help="time CUDA graphs in place of launches by the host"
+    )
     return parser
 
 

@@ -27,26 +27,40 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")
-    pairs.add_argument("--first", type=int, help="only the first so many cases")
+    pairs.add_argument("--first", type=int, help="run only this many cases, the first ones")
     pairs.add_argument("--only", type=numbers, default=[], help="cases of these numbers, by comma")
     pairs.add_argument(
-        "--again", action="store_true", help="only cases that the record has as not ok; others stay"
+        "--again",
+        action="store_true",
+        help="run only cases that are not ok in the record; other rows stay",
     )
     published = verbs.add_parser("published", help="the 396 configurations of a pull request")
     published.add_argument("--dtypes", type=names, default=["bf16", "e4m3"], help="by comma")
-    published.add_argument("--batch", type=int, default=1024, help="up to so many requests")
+    published.add_argument(
+        "--batch",
+        type=int,
+        default=1024,
+        help="configurations of at most this many requests (1024)",
+    )
     costs = verbs.add_parser("costs", help="time with a feature beside time without")
     costs.add_argument(
-        "--features", type=names, default=[], help="only those that begin so, by comma"
+        "--features",
+        type=names,
+        default=[],
+        help="only features whose names begin with one of these, by comma",
     )
     soak = verbs.add_parser("soak", help="requests that grow, end and begin, every result checked")
-    soak.add_argument("--seconds", type=float, default=600.0, help="how long this run is")
-    soak.add_argument("--seed", type=int, help="default: how many runs the record then has")
+    soak.add_argument("--seconds", type=float, default=600.0, help="length of this run (600)")
+    soak.add_argument(
+        "--seed", type=int, help="seed of the batches; default: one more than the record has runs"
+    )
     soak.add_argument("record", type=Path, help="JSON lines; the runs that it has are kept")
-    soak.add_argument("--device", default="cuda")
+    soak.add_argument("--device", default="cuda", help="cuda (default) or cpu")
     _add_emulator(verbs)
     kinds = verbs.add_parser("kinds", help="which backend drawn calls would take; needs no card")
-    kinds.add_argument("--calls", type=int, help="how many, instead of those of the notes")
+    kinds.add_argument(
+        "--calls", type=int, help="number of drawn calls; default: as in data/notes/features.md"
+    )
     builds = verbs.add_parser("builds", help="what all shipped builds compile to; needs no card")
     builds.add_argument(
         "--elsewhere",
@@ -58,12 +72,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--list",
         default="",
         choices=("", "published", "features", "builds"),
-        help="one list; builds: what each is compiled to, for both architectures, and nothing runs",
+        help="only this list; builds: resources of plain builds for both architectures, none runs",
     )
     sm100.add_argument("--seconds", type=float, default=NO_LIMIT, help="begin no case after this")
     sm100.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     for verb in (pairs, published, costs):
-        verb.add_argument("--device", default="cuda")
+        verb.add_argument("--device", default="cuda", help="cuda (default) or cpu")
     for verb in (pairs, published, costs, kinds, builds):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
     return parser
@@ -72,8 +86,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def _add_emulator(verbs: Any) -> None:
     """What runs compiled kernels in the emulator."""
     xqa = verbs.add_parser("xqa", help="the CUDA C++ kernel in the emulator; needs nvcc, no card")
-    xqa.add_argument("--arch", default="sm_120a", help="what it is compiled for")
-    xqa.add_argument("--first", type=int, help="only the first so many cases")
+    xqa.add_argument("--arch", default="sm_120a", help="architecture of the build (sm_120a)")
+    xqa.add_argument("--first", type=int, help="run only this many cases, the first ones")
     cuda = verbs.add_parser("cuda", help="planner and ladder in the emulator; needs nvcc, no card")
     lse = verbs.add_parser(
         "lse",
@@ -82,8 +96,8 @@ def _add_emulator(verbs: Any) -> None:
     planted = verbs.add_parser(
         "planted", help="planted bugs: our checks, and compute-sanitizer's tools; needs no card"
     )
-    planted.add_argument("--pack", type=Path, help="leave in this folder what a card runs")
-    planted.add_argument("--rows", type=Path, help="what a card's tools said of that")
+    planted.add_argument("--pack", type=Path, help="write what a card runs into this folder")
+    planted.add_argument("--rows", type=Path, help="reports of a card's tools on that folder")
     for name, what in (
         ("emulated", "shipped builds in the emulator; needs no card"),
         ("mutations", "the same with one barrier, wait, arrive or fence deleted at a time"),
@@ -93,16 +107,22 @@ def _add_emulator(verbs: Any) -> None:
         verb.add_argument(
             "--seconds", type=float, default=NO_LIMIT, help="begin no build after this"
         )
-        verb.add_argument("--jobs", type=int, default=1, help="processes, of builds")
+        verb.add_argument(
+            "--jobs", type=int, default=1, help="builds that run at once, in a process each (1)"
+        )
         verb.add_argument("record", type=Path, help="JSON lines; rows of the same builds are kept")
     speed = verbs.add_parser("emulator-speed", help="CPU seconds of the emulator on one core")
     for verb in (xqa, cuda, lse, planted, speed):
         verb.add_argument("record", type=Path, help="JSON lines, written anew")
     bits = verbs.add_parser("card-bits", help="launches and opcodes: bits of a Hopper card")
     bits.add_argument(
-        "--compare", action="store_true", help="the record with the emulator; needs no card"
+        "--compare", action="store_true", help="compare the record with the emulator; needs no card"
     )
-    bits.add_argument("--today", action="store_true", help="the same with kernels of this source")
+    bits.add_argument(
+        "--today",
+        action="store_true",
+        help="compare with kernels of today's source, in the emulator",
+    )
     bits.add_argument("record", type=Path, help="JSON lines, written anew unless compared")
 
 

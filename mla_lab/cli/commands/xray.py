@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "--diff",
         action="append",
         metavar="FIELD=VALUE",
-        help="compare one kernel, as --set says, with itself under these settings",
+        help="compare the build that --kernel and --set name with the one with this as well",
     )
     parser.add_argument("--sass", action="store_true", help="machine code with source lines")
     parser.add_argument("--only", action="append", help="with --sass: these classes, e.g. matrix")

@@ -27,7 +27,7 @@ def test_pieces_beyond_the_weight_tables_of_swap_ab_are_refused() -> None:
         make_plan(problem, tile_rows=rows, policy="fixed", num_splits=splits)
         for rows, splits in ((16, 161), (16, 160), (64, 161))
     ]
-    with pytest.raises(Unsupported, match="plan: got 161 pieces of a row tile with 16 rows"):
+    with pytest.raises(Unsupported, match="plan: got 161 splits of a row tile with 16 rows"):
         launch.config_of(plans[0])
     assert [launch.config_of(plan).tile_rows for plan in plans[1:]] == [16, 64]
 
@@ -43,5 +43,5 @@ def test_a_grid_of_e4m3_in_waves_has_whole_requests() -> None:
         options=(("fused_merge", 3), ("grid", 1), ("pair", 2)),
     )
     assert Formula.of(config, 1, problem, H200).slots == 0
-    with pytest.raises(Unsupported, match="2 pieces a request in e4m3 with 64 rows a CTA"):
+    with pytest.raises(Unsupported, match="2 splits a request in e4m3 with 64 rows a CTA"):
         Formula.of(config, 2, problem, H200)

@@ -182,15 +182,15 @@ class Formula:
 
     @classmethod
     def of(cls, config: KernelConfig, num_splits: int, bounds: Problem, gpu: Gpu) -> Formula:
-        """Raises Unsupported for more workers than run at once, pieces or row tiles than merge."""
+        """Raises Unsupported for more workers than run at once, splits or row tiles than merge."""
         if not 1 <= num_splits <= MAX_SPLITS:
-            raise unsupported("plan", f"{num_splits} pieces a request", f"1 to {MAX_SPLITS}")
+            raise unsupported("plan", f"{num_splits} splits a request", f"1 to {MAX_SPLITS}")
         row_tiles = max(1, -(-max(bounds.q_lens, default=0) * bounds.heads // config.tile_rows))
         groups = bounds.batch * row_tiles
         pairs = whole_pairs(row_tiles, config.option("pair", 1))
         if in_waves(config):
             if num_splits > 1:  # its launch is not cooperative: no CTA may wait for another
-                got = f"{num_splits} pieces a request in e4m3 with {config.tile_rows} rows a CTA"
+                got = f"{num_splits} splits a request in e4m3 with {config.tile_rows} rows a CTA"
                 raise unsupported("plan", got, "whole requests")
         else:
             check_resident(config, bounds.batch * pairs * num_splits, gpu)

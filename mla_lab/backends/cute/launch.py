@@ -432,7 +432,7 @@ def config_of(plan: Plan) -> KernelConfig:
     check_partials(plan.num_slots, config.tile_rows)
     splits = int(plan.splits().max(initial=1))
     if mode_of(config) == SWAP_AB_PERSISTENT.name and splits > MAX_SPLITS:
-        got = f"{splits} pieces of a row tile with {config.tile_rows} rows"
+        got = f"{splits} splits of a row tile with {config.tile_rows} rows"
         raise unsupported("plan", got, f"up to {MAX_SPLITS}, or 64 rows")
     return config
 

@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     plan = parser.add_argument_group("plan")
     plan.add_argument("--gpu", default="H200", help="Hopper card to plan for (H200)")
     plan.add_argument("--tile-rows", type=int, default=64, help="query rows of a row tile (64)")
-    plan.add_argument("--tile-kv", type=int, default=64, help="tokens of a KV block (64)")
+    plan.add_argument("--tile-kv", type=int, default=64, help="cached tokens of a block (64)")
     plan.add_argument("--cluster", type=int, default=1, help="CTAs that share a work tile (1)")
     plan.add_argument(
         "--policy",

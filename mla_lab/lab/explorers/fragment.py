@@ -58,7 +58,7 @@ class FragmentExplorer(explorer.Explorer):
         columns = state["columns"]
         return (
             f"<div><code>{accumulator(columns)}</code>: four neighbouring lanes share a row, so a "
-            f"row's maximum takes the {columns // 4} values of each lane and two shuffles. "
+            f"row's max takes the {columns // 4} values of each lane and two shuffles. "
             f"A 64 x 512 accumulator would be {512 // 2} registers a thread, so two warp groups "
             "share it.</div>"
         )

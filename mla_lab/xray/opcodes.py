@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-#: class -> what the opcode begins with; the first class that matches counts
+#: class -> what the opcode begins with; the longest beginning that matches counts
 SASS_CLASSES: dict[str, tuple[str, ...]] = {
     "matrix": ("HGMMA", "QGMMA", "IGMMA", "BGMMA", "UTC?MMA", "HMMA", "QMMA", "OMMA", "IMMA"),
     "tma": ("UTMA", "UBLK", "UBLKPF"),
     "tensor memory": ("UTCATOMSWS", "UTCBAR", "UTCCP", "LDTM", "STTM"),
     "local": ("LDL", "STL"),
     "shared": ("LDS", "STS", "STAS", "ATOMS", "LDGSTS", "MOVM"),
-    "global": ("LDG", "STG", "LD.", "ST.", "ATOM", "RED", "LDGDEPBAR"),
+    "global": ("LDG", "STG", "LD.", "ST.", "ATOM", "RED"),
     "barrier": (
         "BAR",
         "SYNCS",
@@ -26,6 +26,8 @@ SASS_CLASSES: dict[str, tuple[str, ...]] = {
         "CGAERRBAR",
         "WARPGROUP",
         "DEPBAR",
+        "LDGDEPBAR",
+        "ARRIVES",
         "ACQBULK",
         "PREEXIT",
         "CCTL",
@@ -44,7 +46,10 @@ PTX_CLASSES: dict[str, tuple[str, ...]] = {
         *("tcgen05.relinquish", "tcgen05.cp", "tcgen05.shift"),
     ),
     "local": ("ld.local", "st.local"),
-    "shared": ("ld.shared", "st.shared", "st.async", "ldmatrix", "stmatrix", "atom.shared"),
+    "shared": (
+        *("ld.shared", "st.shared", "st.async", "ldmatrix", "stmatrix", "atom.shared"),
+        "cp.async",
+    ),
     "global": ("ld.global", "st.global", "atom", "red"),
     "barrier": (
         "bar",
@@ -58,6 +63,8 @@ PTX_CLASSES: dict[str, tuple[str, ...]] = {
         "tcgen05.fence",
         "tcgen05.wait",
         "griddepcontrol",
+        "cp.async.commit",
+        "cp.async.mbarrier",
         "cp.async.wait",
         "nanosleep",
     ),
@@ -71,15 +78,22 @@ _INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s[^;]*)?;")
 
 
 def _pattern(classes: dict[str, tuple[str, ...]]) -> re.Pattern[str]:
-    """One alternation with a group a class; "?" in a prefix is any one letter."""
-    groups = []
-    for i, prefixes in enumerate(classes.values()):
-        alternatives = "|".join(re.escape(p).replace(r"\?", r"\w") for p in prefixes)
-        groups.append(f"(?P<c{i}>{alternatives})")
+    """One alternation with a group a class and prefix, long prefixes first: REDUX is no RED. "?" in
+    a prefix is any one letter.
+    """
+    prefixes = [(prefix, i) for i, own in enumerate(classes.values()) for prefix in own]
+    prefixes.sort(key=lambda pair: -len(pair[0]))
+    texts = (re.escape(prefix).replace(r"\?", r"\w") for prefix, _ in prefixes)
+    numbers = (f"c{i}_{place}" for place, (_, i) in enumerate(prefixes))
+    groups = (f"(?P<{number}>{text})" for number, text in zip(numbers, texts, strict=True))
     return re.compile("|".join(groups))
 
 
 _SASS, _PTX = _pattern(SASS_CLASSES), _pattern(PTX_CLASSES)
+#: of a PTX access, what stands between its name and its state space
+_ORDER = re.compile(
+    r"(?<=^ld|^st)(?:\.(?:weak|volatile|relaxed|acquire|release|cta|cluster|gpu|sys))+"
+)
 
 
 def sass_class(opcode: str) -> str:
@@ -89,14 +103,14 @@ def sass_class(opcode: str) -> str:
 
 def ptx_class(opcode: str) -> str:
     """Class of a PTX opcode with its modifiers, e.g. "wgmma.mma_async.sync.aligned..."."""
-    return _class(_PTX, PTX_CLASSES, opcode)
+    return _class(_PTX, PTX_CLASSES, _ORDER.sub("", opcode))
 
 
 def _class(pattern: re.Pattern[str], classes: dict[str, tuple[str, ...]], opcode: str) -> str:
     found = pattern.match(opcode)
     if found is None or found.lastgroup is None:
         return OTHER
-    return list(classes)[int(found.lastgroup[1:])]
+    return list(classes)[int(found.lastgroup[1:].partition("_")[0])]
 
 
 def ptx_opcodes(ptx: str) -> dict[str, Counter[str]]:

@@ -35,9 +35,12 @@ class Error(NamedTuple):
     greatest: float
 
     def within(self, baseline: Error, ratio: float = ALLOWED_RATIO, floor: float = 1e-6) -> bool:
-        """True if both figures are at most `ratio` x the baseline's + `floor` (fp32 rounding)."""
+        """True if both figures are finite, and at most `ratio` x the baseline's + `floor` (fp32
+        rounding).
+        """
         return all(
-            mine <= ratio * other + floor for mine, other in zip(self, baseline, strict=True)
+            math.isfinite(mine) and mine <= ratio * other + floor
+            for mine, other in zip(self, baseline, strict=True)
         )
 
 

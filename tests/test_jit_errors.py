@@ -5,13 +5,27 @@ from __future__ import annotations
 import ast
 import stat
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from mla_lab import jit
 from mla_lab.core.errors import BuildError, InvalidInput, MlaLabError, Unsupported
-from mla_lab.jit import cuda_build, cute_build, loader, options, shipped, source, toolchain
+from mla_lab.jit import (
+    build,
+    bundle,
+    cuda_build,
+    cute_build,
+    loader,
+    options,
+    shipped,
+    source,
+    toolchain,
+)
 from mla_lab.jit.arch import arch_of
 from mla_lab.plan.config import KernelConfig
 
@@ -191,6 +205,76 @@ def test_a_compiling_process_that_dies(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(BuildError, match="the compiling process ended with status 3"):
         cute_build.CuteWorker("sm_90a").build(EMPTY, tmp_path)
+
+
+class Slow:
+    """Stands in for what builds: each kernel takes a moment, and is noted."""
+
+    made: ClassVar[list[KernelConfig]] = []
+
+    def __init__(self, arch: str, progress: Any) -> None:
+        self.made.clear()
+
+    def build(self, config: KernelConfig, wait: bool) -> KernelConfig:
+        time.sleep(0.05)
+        self.made.append(config)
+        return config
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+MANY = [KernelConfig("cute/swap_ab_sm90", page_size=16 * n) for n in range(1, 41)]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[Slow]:
+    monkeypatch.setattr(build, "_Builder", Slow)
+    monkeypatch.setattr(build, "find", lambda config, arch: None)
+    return Slow
+
+
+def test_an_error_of_who_counts_is_raised(slow: type[Slow]) -> None:
+    def broken(done: int, total: int) -> None:
+        if done:
+            raise BrokenPipeError("the reader is gone")
+
+    with pytest.raises(BrokenPipeError):
+        build.compile_all(MANY[:3], workers=1, built=broken)
+    assert slow.made == MANY[:3]
+
+
+def test_an_interrupt_begins_no_further_kernel(
+    slow: type[Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build.compile_all(MANY, workers=1)
+    threads[0].join()
+    assert len(slow.made) < 10
+
+
+def test_kernels_by_several_toolchains_are_not_put_into_one_bundle(tmp_path: Path) -> None:
+    versions = {"cutlass-dsl": "4.8.1"}
+    one = jit.Artifact(EMPTY, "sm_90a", tmp_path, ("empty",), (), (), versions)
+    other = replace(one, toolchain={"cutlass-dsl": "4.9.0"})
+    cuda = replace(one, config=PLANNER, toolchain={"nvcc": "13.0"})
+    assert '"nvcc": "13.0"' in bundle.manifest([one, cuda, one])
+    with pytest.raises(BuildError, match=r"cute_empty was compiled by .*4\.9\.0.*4\.8\.1.*unset"):
+        bundle.manifest([one, cuda, other])
+
+
+def test_a_prebuilt_folder_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLA_LAB_PREBUILT", "~/one:/two")
+    roots = [cache.root for cache in build.prebuilt_caches("sm_90a")]
+    assert roots[:2] == [Path.home() / "one", Path("/two")]
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:

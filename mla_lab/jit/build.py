@@ -57,7 +57,7 @@ def kernels_package(arch: str) -> str:
 def prebuilt_caches(arch: str) -> list[Cache]:
     """Folders named in $MLA_LAB_PREBUILT, then the installed package of kernels for `arch`."""
     paths = os.environ.get("MLA_LAB_PREBUILT", "").split(os.pathsep)
-    named = [Cache(Path(p)) for p in paths if p]
+    named = [Cache(Path(p).expanduser()) for p in paths if p]
     installed = toolchain.package_dir(kernels_package(arch))
     return [*named, Cache(installed / "prebuilt", installed=True)] if installed else named
 
@@ -108,7 +108,8 @@ def compile_all(
     """`compile` for many, with `workers` compiling processes (default: at most two).
 
     After a kernel that does not compile the others are compiled all the same; the first such
-    error is raised at the end. `built` is called from the compiling threads, one at a time.
+    error is raised at the end, and so is one of `built`, which is called from the compiling
+    threads, one at a time. After an interrupt no further kernel is begun.
     """
     wanted = [canonical(config) for config in configs]
     ready = {config: find(config, arch) for config in wanted}
@@ -117,27 +118,30 @@ def compile_all(
         todo.put(_Job(config))
     failures: list[Exception] = []
     count = _Count(len(ready), todo.qsize(), built)
+    stopped = threading.Event()
 
     def work() -> None:
         builder = _Builder(arch, progress or _say_on_stderr)
         with contextlib.closing(builder), contextlib.suppress(queue.Empty):
-            while True:
+            while not stopped.is_set():
                 job = todo.get_nowait()
                 try:
                     ready[job.config] = builder.build(job.config, wait=job.wait)
+                    count.one_more()
                 except Busy:
                     todo.put(_Job(job.config, wait=True))
                 except Exception as error:  # handed to the caller's thread below
                     failures.append(error)
-                else:
-                    count.one_more()
 
     processes = min(todo.qsize(), workers or min(2, os.cpu_count() or 1))
     threads = [threading.Thread(target=work) for _ in range(processes)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()  # of use where joining was interrupted
     if failures:
         raise failures[0]
     return [found for found in (ready[config] for config in wanted) if found is not None]

@@ -124,8 +124,20 @@ def check_alone(made: Iterable[Artifact]) -> None:
 
 
 def manifest(made: Iterable[Artifact]) -> str:
-    """JSON text of a prebuilt folder's manifest: toolchain versions, and the kernels' names."""
-    toolchain = {a.config.kernel.split("/")[0]: a.toolchain for a in made}
+    """JSON text of a prebuilt folder's manifest: toolchain versions, and the kernels' names.
+
+    Raises `BuildError` for kernels of one kind by several toolchains: a host would look for all of
+    them by the versions of one.
+    """
+    made, toolchain = list(made), dict[str, dict[str, str]]()
+    for one in made:
+        kind = one.config.kernel.split("/")[0]
+        known = toolchain.setdefault(kind, one.toolchain)
+        if known != one.toolchain:
+            raise BuildError(
+                f"bundle: {one.config.name()} was compiled by {one.toolchain}, others by {known}; "
+                "unset MLA_LAB_PREBUILT, and compile all with one toolchain"
+            )
     names = sorted({f"{a.config.name()} {a.arch}" for a in made})
     return json.dumps({"toolchain": toolchain, "kernels": names}, indent=1, sort_keys=True)
 

@@ -144,6 +144,15 @@ def test_it_is_unpacked_once_and_again_when_it_changed(made: Path, tmp_path: Pat
     assert unpack(other, tmp_path / "home") != first
 
 
+def test_its_home_may_begin_with_a_tilde(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLA_LAB_BUNDLE_HOME", "~/home")
+    monkeypatch.chdir(tmp_path)
+    assert unpack(made).parent == tmp_path / "home"
+
+
 def test_what_was_left_over_is_swept(made: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     for name, age in (

@@ -73,7 +73,7 @@ def extract(archive: tarfile.TarFile, to: Path) -> None:
 
 def _home(home: Path | None) -> Path:
     named = os.environ.get("MLA_LAB_BUNDLE_HOME")
-    root = home or (Path(named) if named else default_root() / "bundles")
+    root = home or (Path(named).expanduser() if named else default_root() / "bundles")
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

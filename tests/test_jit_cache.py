@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from mla_lab.core.errors import BuildError
+from mla_lab.jit import cache as caches
 from mla_lab.jit.artifact import artifact
-from mla_lab.jit.cache import LEFT_OVER_S, METADATA, Busy, Cache, default_root
+from mla_lab.jit.cache import LEFT_OVER_S, METADATA, Busy, Cache, check_private, default_root
 from mla_lab.jit.failure import CompileFailure
 from mla_lab.plan.config import KernelConfig
 
@@ -173,6 +175,19 @@ def test_metadata_of_another_form_is_one_sentence(cache: Cache, change: dict[str
 def test_a_failed_compilation_travels_between_processes() -> None:
     failure = pickle.loads(pickle.dumps(CompileFailure("it did not compile", "line 1: error")))
     assert (str(failure), failure.log) == ("it did not compile", "line 1: error")
+
+
+def test_an_entry_that_goes_while_it_is_read_is_absent(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # another process has found it damaged, and replaces it
+    def check(path: Path) -> None:
+        if path == cache.root / NAME:
+            shutil.rmtree(path)
+        check_private(path)
+
+    monkeypatch.setattr(caches, "check_private", check)
+    assert cache.find(NAME) is None
 
 
 def test_an_unwritable_cache_says_what_to_set(tmp_path: Path) -> None:

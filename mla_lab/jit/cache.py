@@ -106,11 +106,11 @@ class Cache:
         entry = self.root / name
         if not (entry / METADATA).is_file():
             return None
-        if not self.installed:
-            private_folder(self.root)
-            for path in (entry, *entry.iterdir()):
-                check_private(path)
         try:
+            if not self.installed:
+                private_folder(self.root)
+                for path in (entry, *entry.iterdir()):
+                    check_private(path)
             metadata: dict[str, object] = read_json(entry / METADATA, "cache", MIB)
             sums: dict[str, str] = metadata["files"]  # type: ignore[assignment]
             whole = all(checksum(entry / file) == value for file, value in sums.items())

@@ -143,3 +143,12 @@ def test_it_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
         return
     assert row["status"] == "wrong" and 0 < row["wrong"] < row["checked"]
     assert len(told) == row["wrong"] and row["reasons"]
+
+
+def test_a_run_without_a_call_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**given: Any) -> Any:
+        raise unsupported("query", "every call", "none")
+
+    monkeypatch.setattr(soak, "decode", refused)
+    row = list(soak.run("cpu", 0.0, quiet))[-1]
+    assert row["calls"] == 0 < row["refused"] and row["status"] == "wrong"

@@ -295,12 +295,14 @@ class Soak:
         return Memory(torch.cuda.memory_allocated() if self.on_gpu else 0, pages * 4096)
 
     def row(self, visits: int, seconds: float) -> Row:
-        """Counts of the run; status "ok" if all results are right and memory does not grow."""
+        """Counts of the run; status "ok" if calls ran, all results are right and memory does not
+        grow.
+        """
         after = self.memory()
         before = after if self.memory_before is None else self.memory_before
         counts = {name: self.counts[name] for name in COUNTS}
         flat = after.tensors <= before.tensors + FLAT_BYTES
-        fine = flat and not counts["wrong"] and counts["checked"] == counts["calls"]
+        fine = flat and not counts["wrong"] and 0 < counts["checked"] == counts["calls"]
         return {
             "kind": "case",
             "status": "ok" if fine else "wrong",

@@ -26,6 +26,13 @@ def test_racecheck_runs_a_process_a_call_and_the_others_one() -> None:
     assert all(("--kernel-name" in line) == ("racecheck" in line) for line in seen)
 
 
+def test_a_process_without_a_call_is_no_proof() -> None:
+    row = {"kind": "case", "tool": "memcheck", "name": "all", "calls": 2, "errors": 0, "exit": 0}
+    assert not sanitizer.failed([row])
+    for change in ({"calls": 0}, {"errors": 1}, {"exit": 1}):
+        assert sanitizer.failed([row, row | change])
+
+
 def test_a_tool_without_a_summary_is_no_proof() -> None:
     with pytest.raises(Unsupported, match="cannot find the device"):
         list(sanitizer.rows(lambda line: (1, "cannot find the device")))

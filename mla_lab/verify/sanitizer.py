@@ -96,7 +96,7 @@ def _head() -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the record; exit code 1 if a tool found an error or a result was wrong."""
+    """Write the record; exit code 1 if it is no proof (`failed`)."""
     parser = argparse.ArgumentParser(prog="python -m mla_lab.verify.sanitizer")
     parser.add_argument("record", type=Path, help="JSON lines, written anew")
     record = parser.parse_args(argv).record
@@ -106,7 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.append(row)
         sys.stdout.write(f"{row['tool']}, {row['name']}: {row['errors']} errors\n")
     write(record, [_head(), *found])
-    return int(any(row["errors"] or row["exit"] for row in found))
+    return int(failed(found))
+
+
+def failed(found: Sequence[Row]) -> bool:
+    """Whether a tool found an error, a result was wrong, or a process ended without a call."""
+    return any(row["errors"] or row["exit"] or not row["calls"] for row in found)
 
 
 if __name__ == "__main__":

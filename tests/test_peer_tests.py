@@ -81,6 +81,10 @@ def test_classes():
     import a_library_that_is_not_there
 
 
+def test_ours():
+    import mla_lab.a_module_that_is_not_there
+
+
 def test_flat_q_tile_split_workspace_geometry():
     assert False
 
@@ -199,7 +203,7 @@ def test_flashinfer_tests(tmp_path: Path) -> None:
     head, cases = rows[0], rows[1:]
     assert head["flashinfer_commit"] == "abc" and head["seed"] == 7
     assert head["parametrisations"]["test_a.py::test_many"] == 1100
-    assert len(said) == len(cases) == 33 + 60 + 7
+    assert len(said) == len(cases) == 33 + 60 + 8
     assert len({r["parameters"] for r in cases if r["test"] == "test_many"}) == 33
     assert all(r["status"] == "passed" for r in cases if r["test"] in ("test_many", "test_few"))
     ended = {r["test"]: (r["status"], r["reason"]) for r in cases[93:]}
@@ -210,6 +214,10 @@ def test_flashinfer_tests(tmp_path: Path) -> None:
         "test_own_part": ("skipped", f"{needs}._core"),
         "test_own_name": ("skipped", needs),
         "test_classes": ("skipped", classes),
+        "test_ours": (
+            "failed",
+            "ModuleNotFoundError: No module named 'mla_lab.a_module_that_is_not_there'",
+        ),
         "test_flat_q_tile_split_workspace_geometry": ("skipped", flashinfer_tests.ASSERTS_BYTES),
         "test_skips": ("skipped", "says why"),
         "test_wrong": ("failed", "AssertionError: one is not two"),

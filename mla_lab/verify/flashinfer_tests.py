@@ -213,10 +213,15 @@ def stand_ins() -> dict[str, ModuleType]:
 
 
 def lacking(error: BaseException) -> str | None:
-    """Why a test is skipped that imports what no module here stands in for; None for others."""
+    """Why a test is skipped that imports what no module here stands in for; None for others, and
+    where a module of ours fails to import.
+    """
     if not isinstance(error, ImportError) or not error.name:
         return None
-    if error.name.partition(".")[0] == "flashinfer":
+    package = error.name.partition(".")[0]
+    if package == __name__.partition(".")[0]:
+        return None
+    if package == "flashinfer":
         return f"needs FlashInfer's own {error.name}"
     return f"needs the kernel classes of FlashInfer, and {error.name}"
 

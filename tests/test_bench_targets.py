@@ -299,11 +299,30 @@ def test_host_time_is_of_the_newest_line_with_the_plain_call(folder):
         {"commit": "a" * 40, "host_us": {add: 4.0, plain: 10.0}},
         {"commit": "b" * 40, "host_us": {add: 5.0, plain: 9.0}},
         {"commit": "c" * 40, "host_us": {add: 5.0, "native call, no plan": 1.0}},
+        {"commit": "d" * 40, "host_us": {plain: 9.5}},
     ]
     path = folder / target_figures.HOST
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     figure = FIGURES["host_time"]()
     assert figure.value == pytest.approx(1.8) and "bbbbbbbbb" in str(figure)
-    path.write_text(json.dumps(lines[2]) + "\n")
-    with pytest.raises(InvalidInput, match=r"a line of .* with .*no plan"):
-        FIGURES["host_time"]()
+    for line in lines[2:]:
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(InvalidInput, match=r"a line of .* with .*no plan"):
+            FIGURES["host_time"]()
+
+
+def test_error_of_lse_is_of_calls_that_return_it_right_or_wrong(folder):
+    base = {"kind": "case", "backend": "cute", "status": "ok", "lse_error": 1e-7}
+    plain = base | {"case": {"format": "bf16", "lse": "natural"}}
+    rows = [
+        plain,
+        base | {"case": {"format": "bf16", "lse": "none"}, "lse_error": 0.0},
+        plain | {"status": "wrong", "lse_error": 3e-3},
+        plain | {"backend": "torch", "lse_error": 1.0},
+        base | {"case": {"format": "e4m3", "lse": "natural"}, "lse_error": 1.0},
+        {"kind": "run"},
+    ]
+    path = folder / "records/pairwise.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure = FIGURES["lse_error"]()
+    assert figure.value == 3e-3 and figure.note == "2 calls"

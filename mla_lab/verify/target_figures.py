@@ -244,12 +244,14 @@ def error_over_peers(record: str = ANCHOR) -> Figure:
 
 
 def lse_error(record: str = "records/pairwise.jsonl", formats: str = SIXTEEN) -> Figure:
-    """Largest error of lse, relative to max(1, |lse|), in calls whose format matches `formats`."""
+    """Largest error of lse, relative to max(1, |lse|), in calls whose format matches `formats` and
+    that return lse, wrong ones included.
+    """
     errors = [
         row["lse_error"]
         for row in _lines(record)
-        if row["kind"] == "case" and row["backend"] == "cute" and row["status"] == "ok"
-        and re.fullmatch(formats, row["case"]["format"])
+        if row["kind"] == "case" and row["backend"] == "cute" and row["status"] in ("ok", "wrong")
+        and row["case"]["lse"] != "none" and re.fullmatch(formats, row["case"]["format"])
     ]  # fmt: skip
     return Figure(max(errors), f"{len(errors)} calls", ".0e")
 
@@ -308,9 +310,9 @@ def _short(case: str) -> str:
 def host_time(record: str = HOST) -> Figure:
     """Host time of the contract's call without a plan over that of torch's `add(out=)`, in the
     newest line that has both."""
-    found = [row for row in _lines(record) if PLAIN_CALL in row["host_us"]]
+    found = [row for row in _lines(record) if {PLAIN_CALL, ADD} <= row["host_us"].keys()]
     if not found:
-        raise invalid("cases", "none", f"a line of {record} with {PLAIN_CALL!r}")
+        raise invalid("cases", "none", f"a line of {record} with {PLAIN_CALL!r} and {ADD!r}")
     ours, add = (found[-1]["host_us"][name] for name in (PLAIN_CALL, ADD))
     note = f"{ours:.1f} us beside {add:.1f} us, commit {found[-1]['commit'][:9]}"
     return Figure(ours / add, note)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mla_lab.core.resources import data_dir
+from mla_lab.emulate import EmulatedKernel
 from mla_lab.verify import emulated_cuda
 from mla_lab.verify.record import read
 
@@ -29,6 +32,19 @@ def test_a_result_that_is_off_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     name = emulated_cuda.RECORDED[-1]
     row = emulated_cuda.run_case(name, kernel=emulated_cuda.recorded(name))
     assert row["status"] == "wrong" and row["out_error"] > 1e-9
+
+
+@pytest.mark.parametrize("part", ["worker_begin", "counts"])
+def test_a_plan_that_is_off_is_wrong(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    class Spoilt(EmulatedKernel):
+        def __call__(self, *args: Any) -> None:
+            super().__call__(*args)
+            args[{"worker_begin": 3, "counts": 4}[part]][1] += 1
+
+    name = emulated_cuda.RECORDED[0]
+    good = emulated_cuda.recorded(name)
+    row = emulated_cuda.run_case(name, kernel=Spoilt(good.text, good.function, good.host))
+    assert row["status"] == "wrong" and "findings" not in row
 
 
 def test_the_whole_list_is_on_record() -> None:

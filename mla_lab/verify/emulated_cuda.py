@@ -137,7 +137,9 @@ def _planner(kernel: EmulatedKernel, lengths: str) -> Row:
     host = make_plan(problem, tile_rows=16, num_workers=24, policy="fixed_size")
     tiles = int(plan.counts[0])
     same = np.array_equal(plan.tiles[:tiles].numpy(), host.tiles)
-    return {"tiles": tiles, "right": same and int(plan.counts[3]) == 0}
+    same &= np.array_equal(plan.worker_begin.numpy(), host.worker_begin)
+    same &= plan.counts.tolist() == [host.num_tiles, host.num_slots, host.num_groups, 0]
+    return {"tiles": tiles, "right": same}
 
 
 def _ladder(kernel: EmulatedKernel, words: str) -> Row:

@@ -314,13 +314,31 @@ def test_the_commands(tmp_path: Path, capsys):
     assert cli.main(command) == 2, "no such dtype"
 
 
+@pytest.mark.parametrize(
+    ("statuses", "fails"),
+    [
+        (["ok"], False),
+        (["ok", "refused"], False),
+        (["ok", "wrong"], True),
+        (["failed", "ok"], True),
+        (["refused"], True),
+        ([], True),
+    ],
+)
+def test_what_fails_a_run(statuses, fails):
+    assert (
+        record.failed([{"kind": "run"}, *({"kind": "case", "status": s} for s in statuses)])
+        == fails
+    )
+
+
 def test_the_published_command_counts(tmp_path: Path, capsys, monkeypatch):
     path = tmp_path / "record.jsonl"
     small = [c for c in published.configurations() if c.batch == 1 and c.kv_len == 1024]
     monkeypatch.setattr(published, "configurations", lambda: small)
     monkeypatch.setattr(published, "KV_LENS", (1024,))
     command = ["verify", "published", str(path), "--device", "cpu", "--batch", "1"]
-    assert cli.main(command) == 0
+    assert cli.main(command) == 1, "a run in which nothing passed proves nothing"
     assert "12 refused" in capsys.readouterr().out, "the CuTe backend is named, and this is a CPU"
     note = tables.published_note(record.read(path))
     assert "bf16: 0 of 6 passed; 6 backend: got 'cute'" in note and "e4m3: 0 of 6" in note

@@ -160,8 +160,9 @@ def summary(rows: Iterable[Row]) -> str:
 
 
 def failed(rows: Iterable[Row]) -> bool:
-    """Whether a case is wrong or failed; a refusal is neither."""
-    return any(row["status"] in ("wrong", "failed") for row in rows if row["kind"] == "case")
+    """Whether a case is wrong or failed, or none is ok; a refusal is neither."""
+    found = {row["status"] for row in rows if row["kind"] == "case"}
+    return "ok" not in found or not found.isdisjoint(("wrong", "failed"))
 
 
 def _tell(progress: Progress, name: str, outcome: Outcome) -> None:

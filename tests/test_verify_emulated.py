@@ -110,6 +110,27 @@ def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
     assert mutations.run(tmp_path / "none.jsonl", "", 0.0, print)[1:] == []
 
 
+def test_what_was_not_ok_or_ran_other_cases_runs_again() -> None:
+    rows = {row["name"]: row for row in read(RECORDS / "emulated.jsonl")[1:]}
+    for config in ATTENTION:
+        row = rows[config.name()]
+        assert emulated.settled(config, row) == row["ptx"]
+    assert emulated.settled(config, row | {"status": "fault"}) == ""
+    first, *others = row["problems"]
+    assert emulated.settled(config, row | {"problems": others}) == ""
+    assert emulated.settled(config, row | {"problems": [first | {"splits": 9}, *others]}) == ""
+    assert emulated.settled(config, {}) == ""
+
+
+def test_deletions_in_other_calls_are_made_again() -> None:
+    rows = read(RECORDS / "mutations.jsonl")[1:]
+    for row in rows:
+        assert mutations.settled(row["name"], row) == row["ptx"]
+    calls = [rows[0]["calls"][0] | {"workers": 99}]
+    assert mutations.settled(rows[0]["name"], rows[0] | {"calls": calls}) == ""
+    assert mutations.settled(rows[0]["name"], {}) == ""
+
+
 def test_reasons_of_deletions_without_a_report() -> None:
     mutant = mutate.Mutant("named barrier", 3, Place("mla_lab/none.py", 1), "bar.sync 1;")
     assert mutations.reason(mutant) == mutations.UNEXPLAINED

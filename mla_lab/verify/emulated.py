@@ -1,7 +1,8 @@
 """Every shipped CuTe build on the CPU, with all checks: five small problems each, as a record.
 
 Inputs hold NaN where a correct call does not read. A record names the digest of each build's PTX,
-so that a later run goes on where an earlier one ended, and runs again what was compiled anew.
+so that a later run goes on where an earlier one ended. It runs again what was compiled anew, what
+was not "ok", and what ran other cases than today's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
+from ..core.problem import Problem
 from ..core.revision import Revision
 from ..emulate import EmulatedKernel, Fault, Options
 from ..emulate.calls import is_right, make_call, problem_for
@@ -147,19 +149,11 @@ def digest_of_code(text: str) -> str:
 def _run(artifact: Artifact, case: Case) -> Row:
     began = perf_counter()
     config = artifact.config
-    heads = min(MOST_HEADS, case.tiles * config.tile_rows)
-    problem = problem_for(config, case.kv_lens, heads, case.q_len)
+    problem = _problem(config, case)
     call = make_call(config, problem, case.splits, workers=case.workers)
     options = Options(check=True, schedule=case.schedule, seed=SEED)
     kernel = EmulatedKernel.of(artifact, options)
-    row: Row = {
-        "kv_lens": problem.kv_lens,
-        "q_len": problem.q_lens[0],
-        "heads": problem.heads,
-        "top_k": problem.top_k,
-        "splits": case.splits,
-        "schedule": case.schedule,
-    }
+    row = _about(problem, case)
     found: list[str] = []
     try:
         kernel(*call.args)
@@ -174,6 +168,31 @@ def _run(artifact: Artifact, case: Case) -> Row:
     return {**row, "seconds": round(perf_counter() - began, 2)}
 
 
+def _problem(config: KernelConfig, case: Case) -> Problem:
+    heads = min(MOST_HEADS, case.tiles * config.tile_rows)
+    return problem_for(config, case.kv_lens, heads, case.q_len)
+
+
+def _about(problem: Problem, case: Case) -> Row:
+    """What a row tells of a problem, as JSON has it."""
+    return {
+        "kv_lens": list(problem.kv_lens),
+        "q_len": problem.q_lens[0],
+        "heads": problem.heads,
+        "top_k": problem.top_k,
+        "splits": case.splits,
+        "schedule": case.schedule,
+    }
+
+
+def settled(config: KernelConfig, row: Row) -> str:
+    """Digest of the code with which a build need not run again, of its row in the record: ""
+    where the row is not "ok", or of other cases."""
+    today = [_about(_problem(config, case), case) for case in cases(config)]
+    ran = [{name: one.get(name) for name in today[0]} for one in row.get("problems", ())]
+    return str(row["ptx"]) if row.get("status") == "ok" and ran == today else ""
+
+
 def run(
     path: Path, part: str, seconds: float, say: Progress, jobs: int = 1, count: Built = no_count
 ) -> list[Row]:
@@ -183,7 +202,7 @@ def run(
     earlier = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     rows = dict(earlier)
     chosen = sorted(builds(part), key=lambda c: c.name() in earlier)
-    known = [(c, rows.get(c.name(), {}).get("ptx", "")) for c in chosen]
+    known = [(c, settled(c, rows.get(c.name(), {}))) for c in chosen]
     until = time() + seconds
     made = spread(run_anew, [(config, ptx, until) for config, ptx in known], jobs)
     for done, row in enumerate(made):

@@ -19,7 +19,7 @@ from ..emulate import EmulatedKernel, mutate
 from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from .emulated import digest_of_code, spread
-from .mutation_cases import Case, cases
+from .mutation_cases import Case, Cut, cases
 from .record import Progress, Row, head_row, read, write
 
 FIRST_KEYS = (
@@ -79,13 +79,13 @@ UNEXPLAINED = "not explained"
 def run(
     path: Path, part: str, seconds: float, say: Progress, jobs: int = 1, count: Built = no_count
 ) -> list[Row]:
-    """Builds whose row is not of this source's code, until the time is over; `jobs` processes share
-    them.
+    """Builds whose row is not of this source's code and of today's calls, until the time is over;
+    `jobs` processes share them.
     """
     rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     until = time() + seconds
     chosen = names(part)
-    known = [(name, rows.get(name, {}).get("ptx", ""), until) for name in chosen]
+    known = [(name, settled(name, rows.get(name, {})), until) for name in chosen]
     for done, row in enumerate(spread(run_anew, known, jobs)):
         count(done, len(known))
         if row is not None:
@@ -93,6 +93,12 @@ def run(
             say(f"{row['reported']} of {row['tried']} {row['name']}")
             write(path, _rows(rows))
     return _rows(rows)
+
+
+def settled(name: str, row: Row) -> str:
+    """Digest of the code of a build's row in the record, "" where it is of other calls."""
+    cuts = [Cut(**{**cut, "kv_lens": tuple(cut["kv_lens"])}) for cut in row.get("calls", ())]
+    return str(row["ptx"]) if tuple(cuts) == cases()[name].cuts else ""
 
 
 def names(part: str) -> list[str]:

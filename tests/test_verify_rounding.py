@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mla_lab.api.decode import decode
 from mla_lab.core.errors import unsupported
@@ -69,6 +71,21 @@ def test_a_kernel_that_is_not_there_is_told() -> None:
 
     found = rows(("bf16", "fp8_656"), run=none)
     assert {(row["status"], row["reason"][:7]) for row in found} == {("refused", "backend")}
+
+
+def test_a_result_that_is_not_finite_is_wrong() -> None:
+    def spoilt(inputs: DecodeInputs, plan: Plan | None) -> Result:
+        out, lse = by_torch(inputs, plan)
+        return Result(torch.full_like(out, torch.nan), lse)
+
+    found = rows(("bf16", "e4m3"), run=spoilt)
+    assert {row["status"] for row in found} == {"wrong"}
+    assert found[0]["reason"] == f"{2 * 128 * 512} elements are not finite"
+    assert set(rounding.worst_of(found).values()) == {math.inf}
+    environment = {"card": None, "commit": "0123456789ab", "date": "2026-01-02"}
+    head = {"kind": "run", "environment": environment}
+    table = tables.rounding_table([head, *({**row, "kind": "case"} for row in found)])
+    assert "| bf16 | e4m3 | swap_ab 16 rows | inf | inf |" in table
 
 
 def test_the_command_writes_a_record(

@@ -133,6 +133,10 @@ def judge(inputs: DecodeInputs, times: int, run: Run = by_kernel) -> Iterator[di
             yield {**row, "status": "refused", "reason": str(error)[:260]}
             continue
         compared = compare([(found.out.float(), expected.out)])
+        if compared.nonfinite:
+            reason = f"{compared.nonfinite} elements are not finite"
+            yield {**row, "status": "wrong", "reason": reason}
+            continue
         ours = Limits(compared.rel_error, compared.worst_row, lse_error(found.lse, expected.lse))
         figures = {
             "error": _short(ours.rel_error),
@@ -149,7 +153,8 @@ def worst_of(
     found: Iterable[Mapping[str, Any]], figure: str = "times_torch"
 ) -> dict[tuple[str, str, str, bool], float]:
     """The largest error relative to torch's, or another figure, by query, cache, kernel, and
-    whether keep_ab accumulates e4m3 over more than `PROMOTED_KEYS` keys, which it promotes.
+    whether keep_ab accumulates e4m3 over more than `PROMOTED_KEYS` keys, which it promotes;
+    infinite with a result that is not finite, or none.
     """
     worst: dict[tuple[str, str, str, bool], float] = {}
     for row in found:

@@ -207,7 +207,7 @@ def rounding_table(rows: Sequence[Row]) -> str:
     from .rounding import worst_of
 
     lines = []
-    found = [row for row in cases(rows) if row["status"] == "ok"]
+    found = [row for row in cases(rows) if row["status"] != "refused"]
     lse = worst_of(found, "lse_error")
     for key, times in worst_of(found).items():
         query, cache, kernel, beyond = key

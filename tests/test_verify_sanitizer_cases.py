@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mla_lab.api.decode import decode
 from mla_lab.backends.cute.catalogue import build_for
 from mla_lab.backends.cute.device_plan import Formula
 from mla_lab.backends.cute.families import FAMILIES
@@ -71,6 +72,17 @@ def test_a_wrong_result_and_a_refusal_fail(capsys, monkeypatch):
     assert "sinks: wrong" in capsys.readouterr().out
     with pytest.raises(InvalidInput, match="names"):
         cases.main(["nothing"])
+
+
+def test_a_wrong_lse_fails(capsys, monkeypatch):
+    def spoilt(**named):
+        out, lse = right(**named)
+        return out, lse + 0.01
+
+    right = decode
+    monkeypatch.setattr(cases, "decode", spoilt)
+    assert cases.main(["sinks", "--device", "cpu", "--backend", "torch"]) == 1
+    assert "sinks: wrong, error 1." in capsys.readouterr().out
 
 
 def test_the_note_says_what_each_tool_found():

@@ -8,8 +8,8 @@ mla_lab.verify.sanitizer_cases`.
 Racecheck needs a process for each name, and a filter that includes every CuTe kernel: where it
 excludes one whose CTAs access each other's shared memory, the tool itself (2025.3.1) fails with
 "failed to handle a hardware exception", even for a kernel of ten lines. Inputs are made on the
-host, so that few other kernels run. Every result is compared with the oracle, since the tool's
-timing may reveal races.
+host, so that few other kernels run. Every out and lse is compared with the oracle, since the
+tool's timing may reveal races.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..plan.launch_modes import LAUNCH_MODES, in_waves
 from ..plan.promotion import PROMOTED_KEYS
 from ..reference.inputs import DecodeInputs, make_inputs
 from ..reference.mla import decode_reference
-from ..reference.tolerance import rel_error
+from ..reference.tolerance import lse_error, rel_error
 from .cases import WORKSPACE_BYTES
 from .limits import WEIGHTS, limits_of
 
@@ -256,14 +256,17 @@ def plan_of(case: Sample, sms: int) -> Plan | None:
     )
 
 
-def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]:
-    """Run the call twice, the second time as a replay; returns its error and the bound."""
+def run(name: str, workspace: torch.Tensor, backend: str) -> list[tuple[float, float]]:
+    """Run the call twice, the second time as a replay; returns the errors of out and of lse, where
+    the call has that, each with its bound.
+    """
     case = CASES[name]
     gpu = Gpu.here() if workspace.is_cuda else None
     inputs = inputs_of(case)
     expected = decode_reference(replace(inputs, skip_softmax_threshold_scale_factor=None))
     eight = (case.problem.q_dtype, case.problem.kv_format) in WEIGHTS
-    allowed = limits_of(inputs, expected).rel_error if eight else TOLERANCE
+    limits = limits_of(inputs, expected)
+    allowed = limits.rel_error if eight else TOLERANCE
     named: dict[str, Any] = {
         key: value.to(workspace.device) if isinstance(value, torch.Tensor) else value
         for key, value in inputs.contract_args().items()
@@ -274,8 +277,11 @@ def run(name: str, workspace: torch.Tensor, backend: str) -> tuple[float, float]
         backend = case.backend
     for _ in range(2):
         result = decode(**named, workspace_buffer=workspace, backend=backend)
-    out = result[0] if isinstance(result, tuple) else result
-    return rel_error(out.cpu(), expected.out), allowed
+    out, lse = result if isinstance(result, tuple) else (result, None)
+    found = [(rel_error(out.cpu(), expected.out), allowed)]
+    if lse is not None:
+        found.append((lse_error(lse.cpu(), expected.lse), limits.lse_error))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,14 +299,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     for name in names:
         try:
-            error, allowed = run(name, workspace, args.backend)
+            found = run(name, workspace, args.backend)
         except MlaLabError as refusal:
             failed += 1
             _tell(f"{name}: refused: {refusal}")
             continue
-        right = error <= allowed
+        right = all(error <= allowed for error, allowed in found)
         failed += not right
-        _tell(f"{name}: {'ok' if right else 'wrong'}, error {error:.1e}")
+        errors = ", of lse ".join(f"{error:.1e}" for error, _ in found)
+        _tell(f"{name}: {'ok' if right else 'wrong'}, error {errors}")
     return 1 if failed else 0
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache
 from mla_lab.bench.timers import HostTimer
+from mla_lab.core.errors import Unsupported
 from mla_lab.core.resources import data_dir
 from mla_lab.lab import measuring
 from mla_lab.reference.inputs_gqa import GqaShape
@@ -37,6 +41,19 @@ def test_a_row_on_a_cpu() -> None:
     assert row["kv_copies"] == 3 and len(row["rounds"]) == gqa.ROUNDS
     assert row["us"] > 0 and row["rel_error"] < 4e-3
     assert row["tbps"] == pytest.approx(least_bytes(SMALL) / row["us"] / 1e6)
+
+
+@pytest.mark.parametrize("spoilt", [0.5, math.nan])
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, spoilt: float) -> None:
+    right = trtllm_batch_decode_with_kv_cache
+
+    def off(**arguments: Any) -> None:
+        right(**arguments)
+        arguments["out"][-1] += spoilt
+
+    monkeypatch.setattr(gqa, "trtllm_batch_decode_with_kv_cache", off)
+    with pytest.raises(Unsupported, match=r"b2_q1_h8x2_d64_kv100: got a relative error of"):
+        gqa.time_case(SMALL, HostTimer(), device="cpu", rotation_bytes=1)
 
 
 def test_a_record_that_the_benchmark_of_mla_leaves_alone(tmp_path: Path) -> None:

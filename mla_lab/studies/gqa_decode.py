@@ -22,9 +22,11 @@ from torch import Tensor
 
 from ..api.contract_gqa import trtllm_batch_decode_with_kv_cache
 from ..bench.ceilings import ceilings
+from ..bench.checks import LIMITS
 from ..bench.environment import environment
 from ..bench.rotation import LEAST_BYTES, MIN_LAUNCHES
 from ..bench.timers import Timer, timer_for
+from ..core.errors import unsupported
 from ..core.problem import ELEMENT_BYTES
 from ..core.revision import check_record
 from ..reference.gqa import decode_gqa_reference
@@ -94,7 +96,9 @@ def measure(
 def time_case(
     case: GqaShape, timer: Timer, *, device: str = "cuda", rotation_bytes: int = LEAST_BYTES
 ) -> dict[str, Any]:
-    """One case: microseconds a launch, its raw rounds, and the worst copy's relative error."""
+    """One case: microseconds a launch, its raw rounds, and the worst copy's relative error. Raises
+    Unsupported where that exceeds the benchmark's bound for a peer.
+    """
     copies = max(1, -(-rotation_bytes // kv_bytes(case)))
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
     inputs = [
@@ -105,6 +109,9 @@ def time_case(
         rel_error(launch().double(), decode_gqa_reference(one).out)
         for launch, one in zip(launches, inputs, strict=True)
     ]
+    if not max(errors) <= LIMITS[case.q_dtype]:
+        got = f"a relative error of {max(errors):.1e}"
+        raise unsupported(name_of(case), got, f"one up to {LIMITS[case.q_dtype]:.0e}")
     repeats = max(1, -(-MIN_LAUNCHES // copies))
     replay = timer.ready(launches * repeats)
     for _ in range(WARMUPS):

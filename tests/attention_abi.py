@@ -218,7 +218,9 @@ class _Launch:
     def attend(self, tile: WorkTile, config: KernelConfig) -> None:
         q_begin, q_end = self.q_begin[tile.request : tile.request + 2].tolist()
         rows = (q_end - q_begin) * self.heads
-        row = torch.arange(tile.row_tile * config.tile_rows, rows)[: config.tile_rows]
+        # a plan of more query tokens has row tiles without rows
+        first = min(tile.row_tile * config.tile_rows, rows)
+        row = torch.arange(first, rows)[: config.tile_rows]
         kv_len = int(self.seq_lens[tile.request])
         end = kv_len if tile.split_idx + 1 == tile.num_splits else tile.block_end * 64
         span = torch.arange(min(tile.block_begin * 64, kv_len), min(end, kv_len))

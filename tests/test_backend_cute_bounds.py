@@ -20,7 +20,7 @@ from mla_lab.call.form import Features
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
-from mla_lab.plan import KernelConfig
+from mla_lab.plan import KernelConfig, Plan, make_plan
 from mla_lab.reference.inputs import DecodeInputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import lse_error, rel_error
@@ -33,8 +33,9 @@ from .test_backend_cute import PIECES, PLAIN, RAGGED, check, inputs_of, native
 kernels = first.kernels
 
 
-def on_device(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results of a call whose lengths nobody reads, in memory that held something else."""
+def on_device(inputs: DecodeInputs, made: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results of a call whose lengths nobody reads, in memory that held something else; by the
+    caller's plan where there is one."""
     rows = inputs.query.shape[:-1]
     out = torch.full((*rows, 512), 7.0, dtype=torch.bfloat16)
     lse = torch.full((rows.numel() // rows[-1], rows[-1]), 7.0)
@@ -43,7 +44,7 @@ def on_device(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
     call = bind(inputs, form, reads_lengths=False, debug=False)
     runner = CuteBackend()
     assert runner.supports(call.features, form.bounds, H200) is None
-    plan = runner.plan(call, H200)
+    plan = made or runner.plan(call, H200)
     for _ in range(2):
         again = runner.run(call, plan, decode.allocate(call, plan))
     assert again is not None
@@ -87,6 +88,31 @@ def test_a_bound_that_is_too_small_leaves_no_row_unwritten(
     if not missing.all():
         assert rel_error(out[~missing], wanted[0]) < 4e-3
         assert lse_error(lse[~missing], wanted[1]) < 1e-5
+
+
+@pytest.mark.parametrize(("tile_rows", "heads"), [(64, 128), (16, 16), (16, 128)])
+@pytest.mark.parametrize("schedule", ["persistent", "grid"])
+def test_a_ragged_call_of_other_query_tokens_than_its_plan_leaves_no_row_unwritten(
+    kernels: dict[KernelConfig, AbiKernel], tile_rows: int, heads: int, schedule: str
+) -> None:
+    """A plan has the row tiles of the query tokens that it was made for."""
+    made = make_plan(
+        Problem((1, 2, 1), (300, 77, 9), heads),
+        tile_rows=tile_rows,
+        policy="fixed",
+        num_splits=2,
+        schedule=schedule,
+    )
+    inputs = inputs_of(Problem((2, 0, 2), (300, 77, 9), heads), "lse", "ragged")
+    inputs = replace(inputs, max_q_len=4, plan=made)
+    expected = decode_reference(inputs)
+    out, lse = on_device(inputs, made)
+    missing = out.isnan().any(1)
+    assert torch.equal(missing, out.isnan().all(1)) and torch.equal(missing, lse.isnan())
+    assert missing.any() or tile_rows // heads > 1 or schedule == "grid"
+    wanted = expected.out.view(-1, 512)[~missing], expected.lse.view(-1)[~missing]
+    assert rel_error(out[~missing], wanted[0]) < 4e-3
+    assert lse_error(lse[~missing], wanted[1]) < 1e-5
 
 
 def test_bounds_that_hold_fill_nothing(kernels: dict[KernelConfig, AbiKernel]) -> None:

@@ -339,8 +339,13 @@ class Launch:
 def believes_bounds(
     call: Call, words: DevicePlan | SelfScheduled | Formula, planner: DevicePlanner | None
 ) -> bool:
-    """Whether rows are left out where `max_q_len` or `max_seq_len` is too small."""
+    """Whether rows are left out where `max_q_len` or `max_seq_len` is too small, or where a ragged
+    call has other query tokens than its plan, which holds the row tiles of those that it was made
+    for.
+    """
     form = call.form
+    if form.features.planned and form.features.ragged:
+        return True
     q_len = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
     if planner is None:
         few = isinstance(words, SelfScheduled) and words.takes_few_rows

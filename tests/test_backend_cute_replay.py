@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mla_lab.api import decode, replay
+from mla_lab.api.context_parallel import shard
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla
 from mla_lab.backends.cute import launch
 from mla_lab.call.bind import bind
@@ -145,6 +146,18 @@ def test_calls_with_features_are_repeated_too(
     if sinks is not None:
         listed = replace(inputs, sinks=[sinks * 2])
         check(listed, native(listed))
+
+
+def test_a_context_parallel_call_without_a_bound_is_repeated_with_any_query_tokens(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(Problem((2, 2, 2), (70, 90, 60), 16), "ragged")
+    rank = shard(inputs, 2)[1]
+    check(rank, native(rank))
+    sums = torch.tensor([0, 1, 1, 6], dtype=torch.int32)
+    problem = replace(rank.problem, q_lens=(1, 0, 5))
+    check(replace(rank, problem=problem, cum_seq_lens_q=sums), native(rank, cum_seq_lens_q=sums))
+    assert len(bindings) == 1
 
 
 def entry(config: KernelConfig, device: torch.device) -> Callable[..., None]:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_lab.api.context_parallel import shard
-from mla_lab.backends.rank_mask import RankMask, masked, with_mask
+from mla_lab.backends import rank_mask
+from mla_lab.backends.rank_mask import RankMask, masked, repeated, with_mask
 from mla_lab.call.bind import Call, bind
 from mla_lab.call.checks import form_of
-from mla_lab.call.decode_args import native_args
+from mla_lab.call.decode_args import DecodeArgs, native_args
 from mla_lab.call.form import Features
 from mla_lab.core import masks
 from mla_lab.core.errors import InvalidInput
@@ -24,7 +25,20 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 
 
-def bound(inputs: DecodeInputs) -> Call:
+def without_rank(rank: DecodeInputs, args: DecodeArgs) -> DecodeInputs:
+    """The call of `rank` with the lengths and the mask of `args` in place of its rank."""
+    return replace(
+        rank,
+        seq_lens=args.seq_lens,
+        mask=args.mask,
+        enable_dcp=False,
+        cp_world=1,
+        cp_rank=0,
+        causal_seqlens_kv_global=None,
+    )
+
+
+def bound_of(inputs: DecodeInputs) -> Call:
     args = native_args(**inputs.contract_args())
     return bind(args, form_of(args), reads_lengths=True, debug=False)
 
@@ -60,7 +74,7 @@ def test_it_says_what_positions_say(pairs, world, features):
     kv_lens = tuple(q + n for q, n in pairs)
     whole = make_inputs(Problem(q_lens, kv_lens, 2), 1, features, workspace_bytes=0)
     for rank in shard(whole, world):
-        call = bound(rank)
+        call = bound_of(rank)
         if not call.features.context_parallel:
             assert max(q_lens) == 1 and rank.mask is None
             continue
@@ -85,7 +99,7 @@ class OnDevice(TorchDispatchMode):
 @pytest.mark.parametrize("features", [[], ["tree_mask"], ["max_q_len", "tree_mask"]])
 def test_it_is_made_without_reading_a_value(features: list[str]) -> None:
     whole = make_inputs(Problem((3, 3), (70, 9), 2), 1, features, workspace_bytes=0)
-    call = bound(shard(whole, 2)[1])
+    call = bound_of(shard(whole, 2)[1])
     with OnDevice():
         made = RankMask.of(call)(call.args)
     assert made.mask.dtype is torch.uint16 and made.seq_lens.dtype is torch.int32
@@ -99,18 +113,43 @@ def test_tokens_behind_the_end_of_a_request_are_seen_by_no_row(of_all: tuple[int
     for rank in shard(whole, 2):
         rank = replace(rank, causal_seqlens_kv_global=shorter)
         right, lse = decode_reference(rank)
-        masked_call = with_mask(bound(rank)).args
-        got = replace(
-            rank,
-            seq_lens=masked_call.seq_lens,
-            mask=masked_call.mask,
-            enable_dcp=False,
-            cp_world=1,
-            cp_rank=0,
-            causal_seqlens_kv_global=None,
-        )
+        got = without_rank(rank, with_mask(bound_of(rank)).args)
         found, found_lse = decode_reference(got)
         assert torch.equal(found, right) and torch.equal(found_lse, lse)
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+@pytest.mark.parametrize("lengths", [(1, 3), (3, 40)])
+def test_a_bound_of_query_tokens_that_is_too_small_hides_no_key(
+    lengths: tuple[int, int], bound: int
+) -> None:
+    whole = make_inputs(Problem(lengths, (90, 141), 2), 1, ["ragged"], workspace_bytes=0)
+    for rank in shard(whole, 2):
+        right, lse = decode_reference(rank)
+        call = bound_of(replace(rank, max_q_len=bound))
+        assert call.features.context_parallel
+        found, found_lse = decode_reference(without_rank(rank, with_mask(call).args))
+        assert torch.equal(found, right) and torch.equal(found_lse, lse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("tree", [True, False])
+def test_rows_of_requests_longer_than_a_mask_is_wide_are_nan(
+    tree: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mask of the caller's, and of one that would have too many columns with a column for each
+    query token of the call."""
+    monkeypatch.setattr(rank_mask, "MOST_TOKENS", 8)
+    features = ["tree_mask" if tree else "ragged"]
+    whole = make_inputs(Problem((2, 0, 5, 3), (9,) * 4, 2), 1, features, workspace_bytes=0)
+    rank = replace(shard(whole, 2)[1], max_q_len=4)
+    call = bind(rank, replace(form_of(rank), on_host=False), reads_lengths=False, debug=False)
+    out, lse = torch.zeros(10, 2, 512).to(dtype), torch.zeros(10, 2)
+    with OnDevice():
+        repeated(call, lambda *given: None)(rank, out, lse)
+    hidden = torch.tensor([token in range(2, 7) for token in range(10)])
+    assert torch.equal(out.float().isnan(), hidden.view(-1, 1, 1).expand(out.shape))
+    assert torch.equal(lse.isnan(), hidden.view(-1, 1).expand(lse.shape))
 
 
 def test_one_query_token_has_no_mask_and_lengths_that_agree() -> None:
@@ -119,11 +158,11 @@ def test_one_query_token_has_no_mask_and_lengths_that_agree() -> None:
     """
     whole = make_inputs(Problem((1, 1), (70, 9), 2), 1, workspace_bytes=0)
     for rank in shard(whole, 2):
-        assert not bound(rank).features.context_parallel
+        assert not bound_of(rank).features.context_parallel
         for of_all in ((5, 5), (72, 9), (-1, 9)):
             wrong = replace(rank, causal_seqlens_kv_global=torch.tensor(of_all, dtype=torch.int32))
             with pytest.raises(InvalidInput, match="causal_seqlens_kv_global: got"):
-                bound(wrong)
+                bound_of(wrong)
             on_gpu = replace(form_of(wrong), on_host=False)
             bind(wrong, on_gpu, reads_lengths=False, debug=False)
             with pytest.raises(InvalidInput, match="causal_seqlens_kv_global: got"):
@@ -131,7 +170,7 @@ def test_one_query_token_has_no_mask_and_lengths_that_agree() -> None:
 
 
 def test_a_call_with_its_mask_has_no_rank() -> None:
-    call = bound(shard(make_inputs(Problem((3, 3), (70, 9), 2), 1, workspace_bytes=0), 2)[1])
+    call = bound_of(shard(make_inputs(Problem((3, 3), (70, 9), 2), 1, workspace_bytes=0), 2)[1])
     assert call.features.context_parallel and call.features.causal
     plain = with_mask(call)
     assert (

@@ -27,6 +27,9 @@ from ..plan.launch_modes import KEEP_AB_PERSISTENT
 SKIPS_NOTHING = "no tile is skipped: the result is exact"
 
 
+#: the byte of NaN in e4m3
+E4M3_NAN = 0x7F
+
 #: what a call that uses a feature says for it; a feature that is not here goes by its own name
 IN_A_CALL = {
     "mask": "draft masks",
@@ -120,6 +123,21 @@ def fill_with_nan(out: Tensor, lse: Tensor | None) -> None:
     out.fill_(math.nan)
     if lse is not None:
         lse.fill_(math.nan)
+
+
+def fill_longer_with_nan(args: DecodeArgs, most: int, out: Tensor, lse: Tensor | None) -> None:
+    """Behind a launch of a ragged call: NaN in the rows of requests with more than `most` query
+    tokens. Reads no value on the host."""
+    begins: Tensor = args.cum_seq_lens_q  # type: ignore[assignment]
+    token = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
+    request = torch.searchsorted(begins[1:-1], token, right=True)
+    longer = (begins.diff() > most)[request]
+    if out.element_size() == 1:  # e4m3; torch fills bytes alone on every device
+        out.view(torch.uint8).masked_fill_(longer.view(-1, 1, 1), E4M3_NAN)
+    else:
+        out.masked_fill_(longer.view(-1, 1, 1), math.nan)
+    if lse is not None:
+        lse.masked_fill_(longer.view(-1, 1), math.nan)
 
 
 @lru_cache

@@ -19,7 +19,11 @@ from ..call.decode_args import DecodeArgs
 from ..call.form import Features
 from ..core import masks
 from . import rank_kernels
-from .base import Replay
+from .base import Replay, fill_longer_with_nan
+
+#: query tokens of a ragged call without a mask of its own up to which masks have a column for each
+#: of them, so that no bound of a request's is believed: 128 KiB of masks
+MOST_TOKENS = 1024
 
 
 def masked(features: Features) -> Features:
@@ -40,13 +44,14 @@ class RankMask:
 
     @classmethod
     def of(cls, call: Call) -> RankMask:
-        """Of a checked call; of a ragged one without max_q_len, for its own lengths alone."""
+        """Of a checked call; where `width_was_read`, for its own lengths alone."""
         form, longest = call.form, max(call.form.bounds.q_lens)
-        if form.features.ragged:
-            known = form.max_q_len is None and call.lengths.q_lens is not None
-            columns = max(call.lengths.q_lens or (1,)) if known else longest
-            return cls(None, form.total_q, columns)
-        return cls(longest, form.total_q, longest)
+        if not form.features.ragged:
+            return cls(longest, form.total_q, longest)
+        if width_was_read(call):
+            return cls(None, form.total_q, max(call.lengths.q_lens or (1,)))
+        narrow = call.args.mask is not None or form.total_q > MOST_TOKENS
+        return cls(None, form.total_q, longest if narrow else form.total_q)
 
     def __call__(self, args: DecodeArgs) -> DecodeArgs:
         """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
@@ -54,6 +59,11 @@ class RankMask:
             return self.by_torch(args)
         held, words = rank_kernels.mask_of(args, self.q_len, self.total_q, self.columns)
         return replace(args, seq_lens=held, mask=self._shaped(words))
+
+    def hide_longer(self, args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
+        """NaN in the rows of requests that have more query tokens than a mask has columns."""
+        if self.q_len is None and self.columns < self.total_q:
+            fill_longer_with_nan(args, self.columns, out, lse)
 
     def by_torch(self, args: DecodeArgs) -> DecodeArgs:
         """What a call of this object returns, by some forty kernels of PyTorch, on any device."""
@@ -100,6 +110,17 @@ class RankMask:
         return seen.gather(1, draft.clamp(0, self.columns - 1).long())
 
 
+def width_was_read(call: Call) -> bool:
+    """Whether masks are as wide as query tokens that were read for this call alone, so that no
+    other call may repeat its launch.
+    """
+    form = call.form
+    if not form.features.ragged or form.max_q_len is not None:
+        return False
+    made = form.features.context_parallel and form.total_q > MOST_TOKENS
+    return call.args.mask is not None or made
+
+
 def with_mask(call: Call) -> Call:
     """The call with a mask in place of context parallel, for a kernel's first launch."""
     args = replace(
@@ -113,10 +134,13 @@ def with_mask(call: Call) -> Call:
 
 
 def repeated(call: Call, launch: Replay) -> Replay:
-    """`launch`, made for `with_mask(call)`, for the arguments of calls like `call`."""
+    """`launch`, made for `with_mask(call)`, for the arguments of calls like `call`. NaN in rows of
+    requests with more query tokens than a mask has columns, as bounds that are too small allow.
+    """
     mask_of = RankMask.of(call)
 
     def again(args: DecodeArgs, out: Tensor, lse: Tensor | None) -> None:
         launch(mask_of(args), out, lse)
+        mask_of.hide_longer(args, out, lse)
 
     return again

@@ -36,7 +36,7 @@ from ...plan.xqa import (
 )
 from .. import self_check
 from ..base import SKIPS_NOTHING, Replay, believes_max_q_len, gpu_of, not_taken
-from ..rank_mask import repeated, with_mask
+from ..rank_mask import RankMask, repeated, with_mask
 from . import xqa
 from .xqa import Operands, Settings, XqaLaunch
 
@@ -99,6 +99,7 @@ class CudaBackend:
         """Enqueue the call; returns what launches it again for other tensors."""
         if call.features.context_parallel:
             again = self.run(with_mask(call), plan, workspace)
+            RankMask.of(call).hide_longer(call.args, call.out, call.lse)
             return again and repeated(call, again)
         launch = MlaLaunch(
             XqaLaunch(plan, _settings(call), workspace, call.form.device),

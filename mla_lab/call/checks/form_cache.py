@@ -131,10 +131,11 @@ def _features(args: DecodeArgs, longest: int) -> Features:
         nonpositive_scale=_nonpositive(args.bmm1_scale),
         separate_tables=not args.uses_shared_paged_kv_idx,
         # with cp_world == 1 the only rank has every token, and one query token sees a rank's all;
-        # then `checks.values` wants lengths of all that agree with seq_lens
+        # then `checks.values` wants lengths of all that agree with seq_lens. A ragged call may have
+        # more tokens than its bound
         context_parallel=args.enable_dcp
         and args.cp_world > 1
-        and (longest > 1 or args.mask is not None),
+        and (longest > 1 or args.mask is not None or args.cum_seq_lens_q is not None),
         batch_invariant=args.batch_invariant,
         strided_query=not args.query.is_contiguous(),
         strided_pages=pages.shape[0] > 1 and pages.stride(0) != page_elements,

@@ -148,6 +148,26 @@ def test_calls_with_features_are_repeated_too(
         check(listed, native(listed))
 
 
+@pytest.mark.parametrize("bound", [None, 40])
+def test_a_mask_as_wide_as_drafts_that_were_read_is_not_repeated(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int], bound: int | None
+) -> None:
+    """Without max_q_len the longest draft decides how wide a mask is: one that is longer in another
+    call is refused there, and not read by a mask of too few columns."""
+    inputs = inputs_of(Problem((20, 20), (70, 90), 16), "tree_mask", "ragged")
+    if bound is not None and inputs.mask is not None:
+        wide = torch.zeros(40, 4, dtype=torch.uint16)
+        wide[:, :2] = inputs.mask
+        inputs = replace(inputs, mask=wide, max_q_len=bound)
+    for _ in range(2):
+        check(inputs, native(inputs))
+    assert len(bindings) == (2 if bound is None else 1)
+    longer = replace(inputs, cum_seq_lens_q=torch.tensor([0, 36, 40], dtype=torch.int32))
+    if bound is None:
+        with pytest.raises(InvalidInput, match="mask: got shape"):
+            native(longer)
+
+
 def test_a_context_parallel_call_without_a_bound_is_repeated_with_any_query_tokens(
     kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
 ) -> None:

@@ -39,7 +39,7 @@ from ...plan.selection import Selection, dual_of, select
 from .. import self_check
 from ..base import SKIPS_NOTHING, Replay, gpu_of, not_taken
 from ..cuda.ops import MAX_BATCH
-from ..rank_mask import RankMask, masked, repeated, with_mask
+from ..rank_mask import RankMask, masked, repeated, width_was_read, with_mask
 from . import blackwell, keep_ab_gather, proofs
 from .catalogue import able, able_as_shipped, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, check_bundles, of_selection
@@ -113,13 +113,13 @@ class CuteBackend:
         return _plan(problem, call.form.total_q, gpu, features)
 
     def run(self, call: Call, plan: Any, workspace: Workspace) -> Replay | None:
-        """Enqueues the call; returns what repeats it for equal calls."""
+        """Enqueues the call; returns what repeats it for equal calls, where there are any."""
         if call.features.context_parallel:
             launch = repeated(call, self.launch(with_mask(call), plan, workspace))
             RankMask.of(call).hide_longer(call.args, call.out, call.lse)
         else:
             launch = self.launch(call, plan, workspace)
-        return launch
+        return None if width_was_read(call) else launch
 
     def launch(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """As `run`, of a call that is not context parallel. On a Blackwell card the first one of a

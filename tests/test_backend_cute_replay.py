@@ -181,15 +181,58 @@ def test_a_context_parallel_call_without_a_bound_is_repeated_with_any_query_toke
 
 
 def entry(config: KernelConfig, device: torch.device) -> Callable[..., None]:
-    """A kernel's entry alone: it refuses pages and dtypes that it was not compiled for."""
+    """A kernel's entry alone: it refuses pages, widths and dtypes that it was not compiled for."""
     dtype = DTYPES.get(config.kv_format, torch.uint8)
+    width = 656 if config.kv_format == "fp8_656" else 576
 
     def launch(query: torch.Tensor, cache: torch.Tensor, *_: Any) -> None:
         page = cache.shape[1] if not config.option("gather") else config.page_size
-        if page != config.page_size or cache.dtype is not dtype:
+        shape = (page, cache.shape[-1])
+        if shape != (config.page_size, width) or cache.dtype is not dtype:
             raise ValueError("kv_cache")
 
     return launch
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.bool])
+def test_a_cache_of_other_numbers_is_no_cache_of_bytes(
+    kernels: dict[KernelConfig, AbiKernel],
+    bindings: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+) -> None:
+    """A cache of 656-byte tokens that is typed int8 is seen as bytes; one of as many bytes a token
+    in another dtype is refused in a repeated call as in a first one."""
+    monkeypatch.setattr(launch, "kernel", entry)
+    inputs = inputs_of(replace(PLAIN, kv_format="fp8_656"))
+    for _ in range(2):
+        native(inputs, kv_cache=inputs.kv_cache.view(torch.int8))
+    assert len(bindings) == 1
+    with pytest.raises(InvalidInput, match="kv_cache: got"):
+        native(inputs, kv_cache=inputs.kv_cache.view(dtype))
+
+
+def test_out_of_another_dtype_is_another_build(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    inputs = inputs_of(PLAIN)
+    for dtype in (torch.bfloat16, torch.float16, torch.float16):
+        check(inputs, native(inputs, out=torch.empty(4, 1, 128, 512, dtype=dtype)))
+    assert len(bindings) == 2
+    assert {config.out_dtype for config in kernels} == {"bf16", "fp16"}
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+def test_a_repeated_context_parallel_call_takes_a_mask_of_uint16_alone(
+    kernels: dict[KernelConfig, AbiKernel], dtype: torch.dtype
+) -> None:
+    inputs = inputs_of(Problem.uniform(2, 3, 70, 16), "tree_mask")
+    rank = shard(inputs, 2)[1]
+    for _ in range(2):
+        check(rank, native(rank))
+    assert rank.mask is not None
+    with pytest.raises(InvalidInput, match=r"mask: got torch.int"):
+        native(rank, mask=torch.zeros(rank.mask.shape, dtype=dtype))
 
 
 def test_a_bound_or_a_wider_table_is_no_new_call(

@@ -18,6 +18,7 @@ from ..call.bind import Call
 from ..call.decode_args import DecodeArgs
 from ..call.form import Features
 from ..core import masks
+from ..core.errors import invalid_type
 from . import rank_kernels
 from .base import Replay, fill_longer_with_nan
 
@@ -54,7 +55,12 @@ class RankMask:
         return cls(None, form.total_q, longest if narrow else form.total_q)
 
     def __call__(self, args: DecodeArgs) -> DecodeArgs:
-        """`args` with what the kernel reads: mask, and lengths up to the end of each request."""
+        """`args` with what the kernel reads: mask, and lengths up to the end of each request.
+
+        Raises InvalidType for a mask of another dtype than uint16, which a repeated call may have.
+        """
+        if args.mask is not None and args.mask.dtype is not torch.uint16:
+            raise invalid_type("mask", args.mask.dtype, torch.uint16)
         if not rank_kernels.can_mask(args):
             return self.by_torch(args)
         held, words = rank_kernels.mask_of(args, self.q_len, self.total_q, self.columns)

@@ -55,6 +55,10 @@ from .token_gather import gathers
 PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
 
 
+#: types of a cache of 656-byte tokens, of which kernels take the first
+BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
+
+
 @dataclass(frozen=True)
 class Shapes:
     """How a caller's tensors differ from what the kernel takes; True costs a view a call."""
@@ -329,7 +333,7 @@ class Launch:
             query, out = query.unsqueeze(0), out.unsqueeze(0)
         if shapes.cache_4d:
             cache = cache.squeeze(1)
-        if shapes.cache_bytes:
+        if shapes.cache_bytes and cache.dtype in BYTES:  # others the kernel refuses
             cache = cache.view(torch.uint8)
         if shapes.lse_3d and lse is not None:
             lse = lse.flatten(0, 1)

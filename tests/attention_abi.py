@@ -84,7 +84,10 @@ class AbiKernel:
         assert all(type(number) is int for number in (splits, row_tiles, q_len))
         if self.config.option("gather") == 2:  # every query token is a request
             assert q_len == 1
-            launch.seq_lens = torch.full((len(launch.block_table),), launch.block_table.shape[1])
+            if not launch.seq_lens.numel():  # otherwise how many slots count
+                launch.seq_lens = torch.full(
+                    launch.block_table.shape[:1], launch.block_table.shape[1]
+                )
         batch = len(launch.seq_lens)
         if self.config.option("fused_merge", 1) == 3:
             launch.by_ll(self.config.tile_rows, batch * row_tiles * splits, splits)
@@ -133,8 +136,23 @@ class _Launch:
         boxed = config.option("gather") or self.cache.shape[1] == config.page_size
         if not shaped or self.cache.dim() != 3 or not boxed:
             raise ValueError("Mismatched Tensor, expected another ndim")
+        table = self.block_table
+        if table.dim() != 2 or self.seq_lens.dim() != 1 or self.q_begin.dim() != 1:
+            raise ValueError("Mismatched Tensor, expected another ndim")
+        whole = (self.query, self.out, self.lse, self.seq_lens, self.q_begin, *self.extras[:4])
+        # torch takes any stride of a dimension of one element for contiguous, and so does the entry
+        dense = all(tensor.is_contiguous() for tensor in whole if isinstance(tensor, Tensor))
+        if not dense or not self.cache[0].is_contiguous() or not table[0].is_contiguous():
+            raise ValueError("Mismatched Tensor, expected other strides")
         names = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        if self.query.dtype is not names[config.q_dtype]:
+        given = [
+            (names[config.q_dtype], self.query),
+            (names[config.kv_format], self.cache),
+            (names[config.out_dtype], self.out),
+        ]
+        given += [(torch.float32, tensor) for tensor in (self.lse, *self.extras[:3])]
+        given += [(torch.int32, tensor) for tensor in (table, self.seq_lens, self.q_begin)]
+        if any(tensor.dtype is not name for name, tensor in given):
             raise ValueError("Mismatched Tensor, expected another dtype")
         assert type(self.scale_log2) is float
         assert type(self.out_scale) is float

@@ -102,6 +102,8 @@ GATHERED: list[tuple[Problem, list[str]]] = [
     (replace(PLAIN, page_size=5, kv_lens=(3, 0, 70, 300)), ["sinks", "cache_4d"]),
     (Problem.uniform(3, 2, 300, 16, top_k=130), ["lse", "device_scales"]),
     (replace(RAGGED, top_k=70, heads=24), ["lse", "sinks"]),
+    (Problem.uniform(3, 2, 300, 16, top_k=130), ["lse", "top_k_lens"]),
+    (replace(RAGGED, top_k=70, heads=24), ["lse", "top_k_lens"]),
 ]
 
 

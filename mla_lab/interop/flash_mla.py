@@ -46,6 +46,8 @@ OUR_NAMES = {
     "sinks": "attn_sink",
     "sparse_mla_top_k_lens": "topk_length",
 }
+#: what calls that share a metadata object have in common, in this order
+SHAPE = ("batch", "q_len", "heads", "page_size", "causal", "is_fp8_kvcache", "top_k")
 #: how tokens of eight bits may be typed
 BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
@@ -62,7 +64,8 @@ class FlashMLASchedMeta:
     def check(self, config: tuple[Any, ...], device: torch.device) -> Tensor:
         """The workspace. Raises InvalidInput for a call of another shape than the first."""
         if self.config not in (None, config):
-            raise invalid("tile_scheduler_metadata", f"a call of {config}", f"one of {self.config}")
+            got, known = (_words(shape) for shape in (config, self.config))
+            raise invalid("tile_scheduler_metadata", f"a call with {got}", f"calls with {known}")
         if self.workspace is None or self.workspace.device != device:
             self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         clear_once(self.workspace)
@@ -79,6 +82,10 @@ class FlashMLASchedMeta:
             with torch.inference_mode(False):
                 self.kept[key] = make(*given)
         return self.kept[key]
+
+
+def _words(config: tuple[Any, ...] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(SHAPE, config or (), strict=False))
 
 
 def get_mla_metadata(*args: Any, **named: Any) -> tuple[FlashMLASchedMeta, None]:

@@ -381,7 +381,7 @@ def test_what_did_not_pass_is_said():
 
 def test_the_drop_in_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     head = {"kind": "run", "parametrisations": {"f.py::test_a": 9, "f.py::test_b": 1}, "seed": 7,
-            "flashinfer_commit": "0123456789abc", "mla_lab_commit": "fedcba", "card": "X",
+            "flashinfer_commit": "0123456789abc", "mla_lab_commit": "fedcba9876543", "card": "X",
             "date": "2026-01-02"}  # fmt: skip
     rows = [head] + [
         {"kind": "case", "test": test, "status": status, "backends": backends, "reason": reason}
@@ -394,7 +394,7 @@ def test_the_drop_in_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         )
     ]
     note = tables.dropin_note(rows)
-    assert "5 of 10 parametrisations" in note and "commit fedcba" in note
+    assert "5 of 10 parametrisations" in note and "commit fedcba987: " in note
     assert "2 passed (1 of them by the torch backend), 2 failed, 1 skipped." in note
     assert "| `test_a` | 9 | 2 | 1 | 2 |  |" in tables.dropin_tests(rows)
     assert "| failed | Unsupported: a # \\| b | 2 |" in tables.dropin_reasons(rows)

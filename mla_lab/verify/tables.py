@@ -96,11 +96,12 @@ def dropin_note(rows: Sequence[Row]) -> str:
     counts = Counter(row["status"] for row in found)
     passed = [row for row in found if row["status"] == "passed"]
     by_torch = sum("torch" in row["backends"] for row in passed)
+    commit = (head["mla_lab_commit"] or "unknown")[:9]
     return (
         f"{len(found)} of {sum(head['parametrisations'].values())} parametrisations, drawn with "
         f"seed {head['seed']} from FlashInfer {head['flashinfer_commit'][:9]}, on {head['card']}, "
-        f"{head['date']}, commit {head['mla_lab_commit'] or 'unknown'}: {counts['passed']} passed "
-        f"({by_torch} of them by the torch backend), {counts['failed']} failed, "
+        f"{head['date']}, commit {commit}: {counts['passed']} passed ({by_torch} of "
+        f"them by the torch backend), {counts['failed']} failed, "
         f"{counts['skipped']} skipped."
     )
 
@@ -132,7 +133,7 @@ def flash_mla_tests(rows: Sequence[Row]) -> str:
         lines.append((test, count, *ended))
     tests = markdown_table(("test", "cases:", "passed:", "refused:", "failed:"), lines)
     why = reasons([row for row in found if row["status"] != "passed"])
-    commit = f", commit {head['mla_lab_commit']}" if head.get("mla_lab_commit") else ""
+    commit = f", commit {head['mla_lab_commit'][:9]}" if head.get("mla_lab_commit") else ""
     origin = f"{len(found)} cases of FlashMLA {head['flash_mla_commit']} on {head['device']}"
     return (
         f"{origin}, {head['date']}{commit}.\n\n{tests}\n\n"

@@ -83,3 +83,12 @@ def test_outside_of_a_capture_values_are_checked_as_before(streams: Streams) -> 
         call(inputs)
     with streams.on("side"):
         call(inputs)
+
+
+def test_a_ragged_call_without_a_bound_reads_nothing_in_a_capture(streams: Streams) -> None:
+    inputs = make_inputs(Problem((1, 3), (70, 9), 4), 1, workspace_bytes=64)
+    call(inputs, debug=False)
+    streams.captured = {"main"}
+    call(replace(inputs, max_q_len=3), debug=False)
+    with pytest.raises(InvalidInput, match="max_q_len: got None during the capture"):
+        call(inputs, debug=False)

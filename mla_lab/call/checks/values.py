@@ -20,6 +20,7 @@ from ..decode_args import PARAMETERS, DecodeArgs
 from ..form import Form, Lengths
 from ..slots import slots_of_rows, unused_slots
 from . import tensors as argument
+from .capture import is_captured
 
 _LOG = logging.getLogger("mla_lab")
 _LOGGED: set[str] = set()
@@ -53,6 +54,9 @@ def read_lengths(args: DecodeArgs, form: Form, reads: bool) -> Lengths:
     reads = reads or form.on_host
     if form.device.type == "meta" and (reads or form.max_q_len is None):
         raise unsupported("query", "tensors on meta, which have no values", "a CPU or a GPU")
+    if form.max_q_len is None and not reads and is_captured(form.device):
+        got = "None during the capture of a CUDA graph, in which nothing is read"
+        raise invalid("max_q_len", got, "a bound of the query tokens of a request")
     q_lens = _read_q_lens(args, form) if reads or form.max_q_len is None else None
     if q_lens is None and not form.features.ragged:
         q_lens = form.bounds.q_lens

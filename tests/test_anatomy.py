@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def test_both_kinds_are_read_and_obey_the_schema(tmp_path: Path) -> None:
     ("change", "match"),
     [
         ({"call_us": 10.0}, "9.00 us together, 10.00 us the call"),
+        ({"call_us": math.nan}, "9.00 us together, nan us the call"),
+        ({"phases": [["loop", math.nan]]}, "nan us together, 9.00 us the call"),
+        ({"phases": [["loop", "9000"]]}, "pairs of a phase and its ns"),
+        ({"phases": [["loop"]]}, "pairs of a phase and its ns"),
         ({"phases": [["lunch", 9000]]}, "lunch"),
         ({"phases": [["loop", 9900], ["other", -900]]}, "one of -0.90 us"),
         ({"schema": 1}, "anatomy/1"),

@@ -115,13 +115,17 @@ def _phases(row: dict[str, Any], place: str) -> Anatomy:
     common = _common(row, place)
     if not row["phases"]:
         raise invalid(f"{place}: phases", "none", "phases that add up to the call")
-    us = tuple((name, ns / 1e3) for name, ns in row["phases"])
+    try:
+        us = tuple((name, ns / 1e3) for name, ns in row["phases"])
+    except (TypeError, ValueError):
+        got = repr(row["phases"])[:60]
+        raise invalid(f"{place}: phases", got, "pairs of a phase and its ns") from None
     unknown = {name for name, _ in us} - set(PHASES)
     if unknown:
         raise invalid(f"{place}: phases", sorted(unknown), PHASES)
     call = float(row["call_us"])
     total = sum(value for _, value in us)
-    if abs(total - call) > SLACK * call:
+    if not abs(total - call) <= SLACK * call:  # so written for what is no number
         raise invalid(
             f"{place}: phases",
             f"{total:.2f} us together, {call:.2f} us the call",

@@ -98,6 +98,10 @@ def test_words_of_a_tool_become_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["name"] == name and found["mended"]["racecheck"]["errors"] == 1
     assert planted_tables.verdict(found, "racecheck") == "RAW hazard"
     assert planted_tables.verdict(found, "memcheck") == "not run"
+    # a tool that ended early is not a silent one
+    found["planted"]["memcheck"] = planted_tools.judged("memcheck", "Internal error", 1)
+    assert planted_tables.verdict(found, "memcheck") == "no summary"
+    assert "memcheck 0 of 1" in planted_tables.summary([{}, found])
 
 
 @pytest.mark.skipif(not RECORD.exists(), reason="no record: mla-lab verify planted")

@@ -11,6 +11,8 @@ from .planted_tools import ALONE, TOOLS
 from .record import Row
 
 SILENT = "–"
+#: verdicts that are no report of a bug
+UNSEEN = ("", "hangs", "no summary", "not run")
 
 
 def planted_table(rows: Sequence[Row]) -> str:
@@ -38,7 +40,9 @@ def planted_note(rows: Sequence[Row]) -> str:
 
 
 def verdict(row: dict[str, Any], tool: str) -> str:
-    """What a tool made of a bug: what it reported first, "hangs", or "" where it was silent."""
+    """What a tool made of a bug: what it reported first, "hangs", "no summary" where it ended
+    without one, or "" where it was silent.
+    """
     said = row["planted"].get(tool)
     if tool == "ours":
         return said[0].split(": ")[1] if said else ""
@@ -48,6 +52,8 @@ def verdict(row: dict[str, Any], tool: str) -> str:
         return _alone(row)
     if said["end"] == "hang":
         return "hangs"
+    if said["errors"] is None:
+        return "no summary"
     return _short(said["first"]) if said["errors"] else ""
 
 
@@ -84,10 +90,7 @@ def _short(lines: Sequence[str]) -> str:
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """How many bugs each of the checks saw."""
     tools = ["ours", *(tool for tool in TOOLS if tool != ALONE)]
-    seen = {
-        tool: sum(verdict(r, tool) not in ("", "hangs", "not run") for r in rows[1:])
-        for tool in tools
-    }
+    seen = {tool: sum(verdict(r, tool) not in UNSEEN for r in rows[1:]) for tool in tools}
     return ", ".join(f"{tool} {count} of {len(rows) - 1}" for tool, count in seen.items())
 
 

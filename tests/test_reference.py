@@ -15,7 +15,7 @@ from mla_lab.core.masks import chain, pack
 from mla_lab.core.problem import Problem
 from mla_lab.reference.inputs import DISTRIBUTIONS, FEATURES, DecodeInputs, make_inputs
 from mla_lab.reference.mla import TileWalk, attend, decode_reference, merge_partials, skip_tiles
-from mla_lab.reference.operands import operands
+from mla_lab.reference.operands import Operands, operands
 from mla_lab.reference.tolerance import Error, error, lse_error, rel_error, sdpa_error
 
 from .brute_force import brute_force
@@ -253,6 +253,20 @@ def test_skip_softmax_skips_what_its_definition_says(q_len, kv_len, factor, begi
     assert (dropped <= factor + 1e-12).all()
 
 
+def test_skip_softmax_keeps_a_tile_at_its_threshold():
+    """Equal keys: each tile's weight is 1, which is not below factor / kv_len = 1."""
+    request = Operands(
+        torch.ones(1, 1, 4).double(),
+        torch.ones(1, 16, 4).double(),
+        torch.ones(1, 16, 4).double(),
+        torch.ones(1, 1, 16, dtype=torch.bool),
+    )
+    walk = TileWalk(1, 4)
+    assert skip_tiles(request, 1.0, 16.0, walk).visible.all()
+    kept = skip_tiles(request, 1.0, 16.1, walk).visible
+    assert kept[..., :4].all() and not kept[..., 4:].any()
+
+
 def test_skip_softmax_skips_something_and_factor_0_nothing():
     call = make_inputs(small([2, 1], [400, 90]), 3, distribution="heavy_tailed", workspace_bytes=0)
     walk = TileWalk(4, 8)
@@ -301,6 +315,8 @@ def test_error_of_lse_takes_minus_infinity_literally():
     assert lse_error(ref.float(), ref) == 0.0
     assert lse_error(ref + torch.tensor([0.0, 1.0, 0.0]), ref) == pytest.approx(0.01)
     assert lse_error(torch.tensor([-1e30, 100.0, 0.5]), ref) == math.inf
+    assert lse_error(ref + torch.tensor([0.0, 0.0, 0.25]), ref) == pytest.approx(0.25)
+    assert lse_error(torch.tensor([3.0]), torch.tensor([2.0])) == pytest.approx(0.5)
     assert lse_error(torch.tensor([-math.inf, -math.inf, 0.5]), ref) == math.inf
 
 

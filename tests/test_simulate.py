@@ -126,6 +126,15 @@ def test_work_is_conserved_and_no_bound_is_beaten(
         assert np.all(starts[1:] >= ends[:-1] - 1e-9)
 
 
+def test_a_tile_does_not_wait_for_the_end_of_another_worker_s() -> None:
+    def attended(*kv_lens: int) -> float:
+        problem = Problem((1,) * len(kv_lens), kv_lens, 16)
+        timeline = simulate(plan_of(problem, 1, len(kv_lens)))
+        return next(e.end - e.start for e in timeline if e.role == "attend" and e.tile == 0)
+
+    assert attended(12800, 6400) == pytest.approx(attended(12800), rel=0.05)
+
+
 def test_a_merge_waits_for_its_last_partial() -> None:
     plan = plan_of(Problem.uniform(3, 1, 4096, 16), 5, 15)
     timeline = simulate(plan)

@@ -54,7 +54,9 @@ def test_the_text_of_kernels_counts_and_nothing_else(tmp_path: Path, capsys) -> 
     assert "2 builds with the same machine code, 0 gone, 0 new" in capsys.readouterr().out
     put(new, "more", elf(__text__f=b"one!"))
     assert machine_code.main([str(new), "--against", str(record)]) == 1
-    assert "new or changed: more" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 builds with the same machine code, 0 gone, 1 new" in said
+    assert "new or changed: more" in said
     assert machine_code.main([str(old / "a"), "--against", str(record)]) == 1
     assert "gone: b" in capsys.readouterr().out
 

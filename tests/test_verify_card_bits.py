@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from mla_lab.cli import main
 from mla_lab.core.errors import Unsupported
 from mla_lab.core.resources import data_dir
 from mla_lab.emulate import Options
@@ -61,10 +62,22 @@ def test_what_differs_is_counted(made: list[Row]) -> None:
     assert all(row["same"] == row["of"] for row in card_bits.compare(made[:8]))
     launch, probe = dict(made[1]), dict(made[2])
     launch["lse"] = ["00000000", *launch["lse"][1:]]
+    launch["out"] = [*launch["out"][:-2], "0" * 12, "1" * 12]
     probe["bits"] = card_bits.packed(card_bits.unpacked(probe["bits"]) ^ np.uint32(1))
     found = list(card_bits.compare([made[0], launch, probe]))
-    assert [row["of"] - row["same"] for row in found] == [1, card_probes.SAMPLES]
+    assert [row["of"] - row["same"] for row in found] == [3, card_probes.SAMPLES]
     assert "0 of 2 bit for bit" in card_bits.summary(found)
+
+
+@pytest.mark.parametrize(("same", "code"), [(5, 0), (4, 1)])
+def test_the_comparison_s_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: int, code: int
+) -> None:
+    record = tmp_path / "bits.jsonl"
+    record.write_text('{"kind": "run", "what": "card-bits"}\n')
+    rows = [{"name": "a", "same": 5, "of": 5}, {"name": "b", "same": same, "of": 5}]
+    monkeypatch.setattr(card_bits, "compare", lambda *_: rows)
+    assert main(["verify", "card-bits", str(record), "--compare"]) == code
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a card is here")

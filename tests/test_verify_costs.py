@@ -193,6 +193,13 @@ def test_the_interval_holds_the_median_of_a_known_distribution():
     assert 0.93 < held / 400 <= 1.0
 
 
+def test_the_interval_is_by_ranks():
+    """Of n values, the ranks n / 2 -+ 1.96 sqrt(n) / 2."""
+    values = [float(n) for n in range(41)]
+    assert costs.interval(values[::-1]) == {"ratio": 20.0, "low": 14.0, "high": 27.0}
+    assert costs.interval([3.0]) == {"ratio": 3.0, "low": 3.0, "high": 3.0}
+
+
 def test_a_refusal_is_a_row():
     chosen = [Comparison("sinks", *SMALL)]
     (row,) = costs.run(chosen, "cpu", backend="cute", rounds=1, timer=Clock([1.0]))

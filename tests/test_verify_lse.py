@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+from typing import Any
 
 import pytest
 
+from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as right
 from mla_lab.core.resources import data_dir
 from mla_lab.verify import emulated_lse
 from mla_lab.verify.record import read
@@ -38,6 +41,17 @@ def test_lse_is_as_recorded_and_its_error_within_the_bound(case: emulated_lse.Ca
     assert either[0] == either[1]
     for figure in ("lse_error", "greatest_lse", "error"):
         assert row[figure] == pytest.approx(recorded[figure], rel=0.02), figure
+
+
+@pytest.mark.parametrize("off", [0.01, math.nan])
+def test_an_lse_that_is_off_is_wrong(monkeypatch: pytest.MonkeyPatch, off: float) -> None:
+    def call(**given: Any) -> Any:
+        out, lse = right(**given | {"backend": "torch"})
+        return out, lse * (1 + off)
+
+    monkeypatch.setattr(emulated_lse, "trtllm_batch_decode_with_kv_cache_mla", call)
+    row = emulated_lse.run_case(("fp8_656", 16, False, "concentrated", 4))
+    assert row["status"] == "wrong" and not row["lse_error"] < 5e-3
 
 
 def test_the_record_has_every_case() -> None:

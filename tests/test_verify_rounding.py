@@ -101,6 +101,16 @@ def test_the_command_writes_a_record(
     assert "bf16 e4m3 swap_ab 16 rows: at most" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("times", "code"), [(2.0, 0), (2.001, 1), (math.inf, 1)])
+def test_more_than_twice_torch_s_error_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: float, code: int
+) -> None:
+    row = {"query": "bf16", "cache": "e4m3", "kernel": "swap_ab 16 rows", "kv_len": 64}
+    rows = [row | {"status": "ok", "times_torch": each} for each in (1.0, times)]
+    monkeypatch.setattr(rounding, "rows", lambda device: rows)
+    assert rounding.main([str(tmp_path / "r.jsonl"), "--device", "cpu"]) == code
+
+
 def test_what_choose_does_not_make_is_told_apart() -> None:
     def one(query: str, kernel: str, kv_len: int, times: float) -> dict[str, Any]:
         row = {"query": query, "cache": "e4m3", "kernel": kernel, "kv_len": kv_len}

@@ -152,3 +152,20 @@ def test_a_run_without_a_call_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(soak, "decode", refused)
     row = list(soak.run("cpu", 0.0, quiet))[-1]
     assert row["calls"] == 0 < row["refused"] and row["status"] == "wrong"
+
+
+def test_results_are_written_anew_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(**given: Any) -> Any:
+        results = [given["out"], *([given["lse"]] if "lse" in given else [])]
+        assert all(bool(t.float().isnan().all()) for t in results), "left of the step before"
+        return right(**given)
+
+    monkeypatch.setattr(soak, "decode", watched)
+    assert list(soak.run("cpu", 0.0, quiet))[-1]["status"] == "ok"
+
+
+def test_tensors_that_grow_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter((0, soak.FLAT_BYTES + 1))
+    monkeypatch.setattr(soak.Soak, "memory", lambda self: soak.Memory(next(taken), 0))
+    row = list(soak.run("cpu", 0.0, quiet))[-1]
+    assert not row["flat"] and row["status"] == "wrong" and not row["wrong"]

@@ -227,6 +227,8 @@ def test_flashinfer_tests(tmp_path: Path) -> None:
     ]  # fmt: skip
     part = flashinfer_tests.run(tmp_path, "abc", 1, 3, said.append, files=["test_a.py"])
     assert [r["parameters"] for r in part[1:]] == [r["parameters"] for r in cases[1::3]]
+    none = flashinfer_tests.run(tmp_path, "abc", 998, 999, said.append, files=["test_a.py"])
+    assert none == [none[0]] and none[0]["parametrisations"] == head["parametrisations"]
 
 
 def test_a_file_that_is_not_collected(tmp_path: Path) -> None:

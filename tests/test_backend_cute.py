@@ -454,7 +454,7 @@ def test_a_formula_has_a_counter_for_each_cta_of_a_group() -> None:
     config = config_for(SWAP_AB_CLUSTER, (8, 8))
     with pytest.raises(Unsupported, match="4000 split row tiles"):
         Formula.of(config, 1, bounds, large)
-    with pytest.raises(Unsupported, match="161 pieces"):
+    with pytest.raises(Unsupported, match="161 splits"):
         Formula.of(config, 161, Problem.uniform(1, 1, 20000, 8), large)
 
 

@@ -17,6 +17,7 @@ from ..call.form import Features
 from ..call.workspace import Workspace
 from ..core.errors import invalid
 from ..core.gpu import H200, Gpu
+from ..core.kv_cache import POISON_BYTE
 from ..core.problem import Problem
 from ..plan import Plan, WorkspaceLayout, choose
 from ..plan.kernel_costs import recorded_of
@@ -26,9 +27,6 @@ from ..plan.launch_modes import KEEP_AB_PERSISTENT
 #: kernel free to skip nothing: no split skips its first tile
 SKIPS_NOTHING = "no tile is skipped: the result is exact"
 
-
-#: the byte of NaN in e4m3
-E4M3_NAN = 0x7F
 
 #: what a call that uses a feature says for it; a feature that is not here goes by its own name
 IN_A_CALL = {
@@ -133,7 +131,7 @@ def fill_longer_with_nan(args: DecodeArgs, most: int, out: Tensor, lse: Tensor |
     request = torch.searchsorted(begins[1:-1], token, right=True)
     longer = (begins.diff() > most)[request]
     if out.element_size() == 1:  # e4m3; torch fills bytes alone on every device
-        out.view(torch.uint8).masked_fill_(longer.view(-1, 1, 1), E4M3_NAN)
+        out.view(torch.uint8).masked_fill_(longer.view(-1, 1, 1), POISON_BYTE)
     else:
         out.masked_fill_(longer.view(-1, 1, 1), math.nan)
     if lse is not None:

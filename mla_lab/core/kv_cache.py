@@ -28,6 +28,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 E4M3_MAX = 448.0
 #: bytes of 0xff read as NaN in every dense format, and as NaN scales in the 656-byte one
 POISON_BYTE = 0xFF
+#: how tokens of 656 bytes may be typed; kernels take the first
+BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 #: latent columns that share one scale in the 656-byte format
 SCALE_GROUP = 128
 #: byte offsets in the 656-byte format

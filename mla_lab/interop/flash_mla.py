@@ -30,6 +30,7 @@ from ..call.checks.capture import is_captured
 from ..core import masks
 from ..core.dims import FP8_656_BYTES, LATENT_DIM, ROPE_DIM
 from ..core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names, unsupported
+from ..core.kv_cache import BYTE_TYPES
 from .flashinfer.before_copy import check_mla
 from .flashinfer.first_use import clear_once
 
@@ -48,8 +49,6 @@ OUR_NAMES = {
 }
 #: what calls that share a metadata object have in common, in this order
 SHAPE = ("batch", "q_len", "heads", "page_size", "causal", "is_fp8_kvcache", "top_k")
-#: how tokens of eight bits may be typed
-BYTE_TYPES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass

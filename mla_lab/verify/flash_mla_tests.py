@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -113,16 +114,15 @@ def defaults(dtype: torch.dtype) -> Iterator[None]:
 def dense_cases(tests: ModuleType, dtype: torch.dtype) -> list[Case]:
     """What `main` of the dense tests would run."""
     found: list[Any] = []
-    run = getattr(tests, RUN)
-    setattr(tests, RUN, found.append)
-    capability, torch.cuda.get_device_capability = torch.cuda.get_device_capability, _hopper
-    set_device, torch.cuda.set_device = torch.cuda.set_device, _nothing
-    before = torch.get_default_dtype(), torch.get_default_device()
+    run, before = getattr(tests, RUN), (torch.get_default_dtype(), torch.get_default_device())
     try:
-        tests.main(dtype)
+        with (
+            patch.object(tests, RUN, found.append),
+            patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+            patch("torch.cuda.set_device"),
+        ):
+            tests.main(dtype)
     finally:
-        setattr(tests, RUN, run)
-        torch.cuda.get_device_capability, torch.cuda.set_device = capability, set_device
         torch.set_default_dtype(before[0])
         torch.set_default_device(before[1])
     name = f"{DENSE} ({'bf16' if dtype == torch.bfloat16 else 'fp16'})"
@@ -134,16 +134,8 @@ def dense_cases(tests: ModuleType, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
-def _hopper(device: Any = None) -> tuple[int, int]:
-    return 9, 0
-
-
 def _as_it_is(function: Any) -> Any:
     return function
-
-
-def _nothing(device: Any) -> None:
-    pass
 
 
 def _in_dtype(run: Callable[[Any], Any], dtype: torch.dtype, parameters: Any) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import ANY, patch
 
 import pytest
 import torch
@@ -31,6 +32,8 @@ from .. import backends
 from ..core.errors import invalid, unsupported
 from ..interop import flashinfer
 from ..plan.policies import simplified_splits
+from ..reference.mla import attend
+from ..reference.operands import Operands
 from .peer_tests import SEED, file_of, main, of_this_run
 from .record import Row
 
@@ -66,34 +69,6 @@ SLAB_END = "trtllm_gen_workspace_softmax_end_bytes_decode"
 WORKSPACE, ZEROS = "workspace_size", "TRTLLM_GEN_WORKSPACE_CHECK_BYTES"
 
 
-class AnyNumber(int):
-    """Part of a compute capability: equal to each number that a guard compares it with."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = int.__hash__
-
-
-class AnyCapability(tuple[AnyNumber, AnyNumber]):
-    """A compute capability that is every one: FlashInfer's kernels differ by architecture, the
-    names here do not."""
-
-    def __new__(cls) -> AnyCapability:
-        return super().__new__(cls, (AnyNumber(), AnyNumber()))
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return False
-
-    __hash__ = tuple.__hash__
-
-
 class ReferenceWrapper:
     """`BatchMLAPagedAttentionWrapper` by its definition, in float64: what tests compare with."""
 
@@ -120,21 +95,19 @@ class ReferenceWrapper:
             raise unsupported("return_lse", return_lse, False)
         q_begin, page_begin, pages, kv_lens, page_size, causal, scale = self._planned
         out = torch.zeros_like(q_nope)
-        for request, length in enumerate(kv_lens):
-            rows = slice(q_begin[request], q_begin[request + 1])
+        for i, length in enumerate(kv_lens):
+            rows = slice(q_begin[i], q_begin[i + 1])
             number = rows.stop - rows.start
             if not number or not length:
                 continue
-            own = pages[page_begin[request] : page_begin[request] + -(-length // page_size)].long()
-            latent, rope = (t[own].flatten(0, 1)[:length].double() for t in (ckv, kpe))
-            scores = torch.einsum("qhc,kc->hqk", q_nope[rows].double(), latent)
-            scores += torch.einsum("qhc,kc->hqk", q_pe[rows].double(), rope)
-            scores *= scale
-            if causal:
-                seen = torch.arange(length, device=scores.device)
-                last = length - number + torch.arange(number, device=scores.device)
-                scores.masked_fill_(seen > last[:, None], -math.inf)
-            out[rows] = torch.einsum("hqk,kc->qhc", scores.softmax(-1), latent).to(out.dtype)
+            own = pages[page_begin[i] : page_begin[i] + -(-length // page_size)].long()
+            latent, rope = (t[own].flatten(0, 1)[None, :length].double() for t in (ckv, kpe))
+            query = torch.cat((q_nope[rows], q_pe[rows]), -1).double()
+            seen = torch.arange(length, device=query.device).expand(number, 1, -1)
+            last = length - number + torch.arange(number, device=query.device) if causal else length
+            visible = seen <= torch.as_tensor(last, device=query.device).view(-1, 1, 1)
+            request = Operands(query, torch.cat((latent, rope), -1), latent, visible)
+            out[rows] = attend(request, scale).out.to(out.dtype)
         return out
 
 
@@ -169,10 +142,11 @@ def counter_bytes(batch: int, heads: int, sms: int) -> int:
     return 4 * 8 * -(-max(batch * heads, sms) // 8)
 
 
-def any_capability(device: object) -> AnyCapability:
-    """What a test's guards compare."""
+def any_capability(device: object) -> tuple[Any, Any]:
+    """A compute capability that equals each one that a test's guards compare it with: FlashInfer's
+    kernels differ by architecture, the names here do not."""
     del device
-    return AnyCapability()
+    return ANY, ANY
 
 
 def stand_ins() -> dict[str, ModuleType]:
@@ -317,20 +291,19 @@ def run(
     """
     sources = [file_of(checkout, FOLDER / name, "FlashInfer") for name in files]
     collector = Collector(progress, part, parts)
-    before, choose = set(sys.modules), backends.choose
+    before = set(sys.modules)
     with tempfile.TemporaryDirectory() as folder:
         copies = [shutil.copy(source, folder) for source in sources]
         settings = Path(folder, "settings.ini")  # not those of a folder above
         settings.touch()
         options = ["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir", folder]
         sys.modules.update(stand_ins())
-        backends.choose = collector.watched(choose)  # type: ignore[assignment]
         try:
-            code = pytest.main(
-                [*options, "-W", "ignore", "-c", str(settings), *copies], [collector]
-            )
+            with patch.object(backends, "choose", collector.watched(backends.choose)):
+                code = pytest.main(
+                    [*options, "-W", "ignore", "-c", str(settings), *copies], [collector]
+                )
         finally:
-            backends.choose = choose
             ours = {source.stem for source in sources}
             for name in set(sys.modules) - before:
                 if name in ours or name.partition(".")[0] == "flashinfer":

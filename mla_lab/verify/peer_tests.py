@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from ..core.errors import MlaLabError, invalid
+from ..core.installed import output_of
 from ..core.revision import Revision, check_record
 from .record import Row, read, write
 
@@ -33,12 +34,10 @@ class PartFailed(MlaLabError, RuntimeError):
 
 def commit_of(checkout: Path) -> str:
     """The commit of a checkout. Raises InvalidInput where git has none."""
-    found = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True
-    )
-    if found.returncode:
-        raise invalid("checkout", f"{checkout}: {found.stderr.strip()}", "a git repository")
-    return found.stdout.strip()
+    commit = output_of("git", "-C", str(checkout), "rev-parse", "HEAD")
+    if commit is None:
+        raise invalid("checkout", f"{checkout}, of which git has no commit", "a git repository")
+    return commit
 
 
 def file_of(checkout: Path, name: Path, whose: str) -> Path:

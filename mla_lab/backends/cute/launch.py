@@ -29,6 +29,7 @@ from ...call.slots import slots_of_rows
 from ...call.workspace import Workspace
 from ...core.errors import invalid, unsupported
 from ...core.gpu import Gpu
+from ...core.kv_cache import BYTE_TYPES
 from ...plan import KernelConfig, Plan
 from ...plan.formula import MAX_SPLITS, ll_words
 from ...plan.launch_modes import SWAP_AB_PERSISTENT, mode_of
@@ -53,10 +54,6 @@ from .token_gather import gathers
 
 #: what tensor maps and 16-byte stores require
 PLACES = "data at multiples of 16 bytes, pages apart by multiples of 16 bytes"
-
-
-#: types of a cache of 656-byte tokens, of which kernels take the first
-BYTES = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
@@ -333,7 +330,7 @@ class Launch:
             query, out = query.unsqueeze(0), out.unsqueeze(0)
         if shapes.cache_4d:
             cache = cache.squeeze(1)
-        if shapes.cache_bytes and cache.dtype in BYTES:  # others the kernel refuses
+        if shapes.cache_bytes and cache.dtype in BYTE_TYPES:  # others the kernel refuses
             cache = cache.view(torch.uint8)
         if shapes.lse_3d and lse is not None:
             lse = lse.flatten(0, 1)

@@ -211,7 +211,7 @@ class NamedBarrier:
 
     number: int
     arrived: int = 0
-    #: threads that the first to arrive in this generation wants
+    #: threads that the first arrival of this generation names
     wanted: int = 0
     generation: int = 0
     released: Any = None

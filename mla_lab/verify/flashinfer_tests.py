@@ -64,7 +64,7 @@ GUARDS = (
 #: rows, and keys, of a tile of FlashInfer's CuTe DSL kernel, by which it counts splits
 TILE = 128
 #: function of a test file that gives the end of FlashInfer's softmax slab in a workspace, behind
-#: which a test wants zeros; constants of that file: bytes of the workspace, and of those zeros
+#: which a test expects zeros; constants of that file: bytes of the workspace, and of those zeros
 SLAB_END = "trtllm_gen_workspace_softmax_end_bytes_decode"
 WORKSPACE, ZEROS = "workspace_size", "TRTLLM_GEN_WORKSPACE_CHECK_BYTES"
 

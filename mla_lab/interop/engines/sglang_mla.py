@@ -117,7 +117,7 @@ class MlaLabBackend(AttentionBackend):
         forward_batch: Any,
         save_kv_cache: bool = True,
     ) -> Tensor:
-        """As `forward_decode`, of a chain of drafts that is verified."""
+        """[tokens, heads x 512] of a chain of drafts that is verified."""
         if not forward_batch.forward_mode.is_target_verify():
             supported = "decode and draft verification: name another prefill backend"
             raise unsupported("forward_mode", forward_batch.forward_mode, supported)

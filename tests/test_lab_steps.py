@@ -16,7 +16,7 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.emulate import machine
 from mla_lab.lab import exercises
 from mla_lab.lab.explorers.step import changes, marked_lines
-from mla_lab.lab.steps import STEPS, kernel, solution, step, text
+from mla_lab.lab.steps import STEPS, kernel, solution, step, text, trials
 from mla_lab.lab.steps import live as live_module
 from mla_lab.lab.steps.compiled import DoesNotCompile
 from mla_lab.lab.steps.kernel import StepKernel
@@ -137,6 +137,16 @@ def test_a_wrong_parity_hangs_or_races_by_when_copies_land() -> None:
         kinds[schedule] = {finding.kind for finding in found}
     assert "deadlock" in kinds["fair"]
     assert "race" in kinds["late"] and "deadlock" not in kinds["late"]
+
+
+@pytest.mark.parametrize("workers", [1, 11, 14])
+def test_a_step_of_splits_takes_any_number_of_workers(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 tiles; a worker without one sends nothing, and nobody waits for it."""
+    monkeypatch.setattr(trials, "WORKERS", workers)
+    outcome = emulate(solution("69").compiled.emulated(), trial("69"), "fair")
+    assert outcome.is_right, outcome.hazards()
 
 
 def test_every_step_has_wrong_answers_here() -> None:

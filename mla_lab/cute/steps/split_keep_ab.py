@@ -95,11 +95,12 @@ def tiles_of(batch: Batch, request):
 
 @cute.jit
 def share_of(batch: Batch, worker):
-    """First and last tile, in the line of all tiles, of a worker's share."""
+    """First and last tile, in the line of all tiles, of a worker's share. Workers past the number
+    of tiles have none and come last, so that nobody waits for the piece of a worker without one."""
     total = Int32(0)
     for request in cutlass.range(batch.seq_lens.shape[0], unroll=1):
         total = total + tiles_of(batch, request)
-    workers = cute.arch.grid_dim()[0]
+    workers = cutlass.min(cute.arch.grid_dim()[0], total)
     return first_of_share(worker, workers, total), first_of_share(worker + 1, workers, total)
 
 

@@ -22,15 +22,16 @@ from mla_lab.core.dims import LATENT_DIM
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.gpu import H200
 from mla_lab.core.resources import data_dir
+from mla_lab.cute import rank_memory
 from mla_lab.emulate import EmulatedKernel, Fault, Options
 from mla_lab.emulate.device import Addresses
 
 from .needs import needs_cxx
 
-EMPTY = rank_kernels.EMPTY
+EMPTY = rank_memory.EMPTY
 TOKENS, HEADS, MOST_TOKENS = 3, 2, 3
 ROWS, MOST_ROWS = TOKENS * HEADS, MOST_TOKENS * HEADS
-BUFFER_ROWS = rank_kernels.buffer_rows(MOST_ROWS)
+BUFFER_ROWS = rank_memory.buffer_rows(MOST_ROWS)
 #: an fp32 number with the bits of an empty word
 LIKE_EMPTY = torch.tensor(EMPTY, dtype=torch.int32).view(torch.float32)
 
@@ -39,7 +40,7 @@ class Ranks:
     """The memory of all ranks, and rank `rank`'s `PeerMemory` over it."""
 
     def __init__(self, world: int, rank: int) -> None:
-        words = rank_kernels.peer_bytes(world, BUFFER_ROWS) // 4
+        words = rank_memory.peer_bytes(world, BUFFER_ROWS) // 4
         self.memory = [torch.full((words,), EMPTY, dtype=torch.int32) for _ in range(world)]
         self.state = torch.zeros(2, dtype=torch.int32)
         self.rank = rank
@@ -147,21 +148,12 @@ def test_it_waits_for_a_word_that_is_not_there(
     assert ranks.state.tolist() == [0, 0]
 
 
-def test_the_kernel_has_the_same_empty_word() -> None:
-    pytest.importorskip("cutlass")
-    from mla_lab.cute import rank_exchange
-
-    assert rank_exchange.EMPTY == EMPTY and rank_exchange.SMS == rank_kernels.LEAST_SMS
-    row = LATENT_DIM * rank_exchange.ELEMENT_BYTES + rank_exchange.LSE_BYTES
-    assert rank_kernels.peer_bytes(3, 8) == 2 * 3 * 8 * row
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_halves_begin_where_a_vector_may(ranks: int) -> None:
     for most_rows in range(1, 40):
-        rows = rank_kernels.buffer_rows(most_rows)
+        rows = rank_memory.buffer_rows(most_rows)
         assert most_rows <= rows < most_rows + 4
-        assert rank_kernels.peer_bytes(ranks, rows) // 2 % 16 == 0
+        assert rank_memory.peer_bytes(ranks, rows) // 2 % 16 == 0
 
 
 @pytest.mark.parametrize(

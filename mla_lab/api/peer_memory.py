@@ -20,6 +20,7 @@ from torch import Tensor
 from ..backends import rank_kernels
 from ..core.dims import LATENT_DIM
 from ..core.errors import MlaLabError, Unsupported, describe, invalid, invalid_type, unsupported
+from ..cute import rank_memory
 
 
 class PeerMemory:
@@ -48,7 +49,7 @@ class PeerMemory:
         self.group = group_of(group)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.most_rows = most_tokens * heads
-        self._rows = rank_kernels.buffer_rows(self.most_rows)
+        self._rows = rank_memory.buffer_rows(self.most_rows)
         # a rank that cannot go on must not leave the others waiting in the next step
         for step in (self._check, self._allocate, self._connect):
             self._all_can(step)
@@ -61,13 +62,13 @@ class PeerMemory:
         self.device = torch.device("cuda", torch.cuda.current_device())
         if not rank_kernels.can_exchange(self.device):
             got = "a rank whose card or builds lack the kernel"
-            raise unsupported("group", got, f"Hopper cards of {rank_kernels.LEAST_SMS} SMs")
+            raise unsupported("group", got, f"Hopper cards of {rank_memory.SMS} SMs")
 
     def _allocate(self) -> None:
         # late: it is slow to import
         from torch.distributed import _symmetric_memory as symmetric
 
-        size = rank_kernels.peer_bytes(self.ranks, self._rows)
+        size = rank_memory.peer_bytes(self.ranks, self._rows)
         self._memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
 
     def _connect(self) -> None:
@@ -75,7 +76,7 @@ class PeerMemory:
 
         # holds what of the others is mapped here
         self._handle: Any = symmetric.rendezvous(self._memory, self.group)
-        self._memory.view(torch.int32).fill_(rank_kernels.EMPTY)
+        self._memory.view(torch.int32).fill_(rank_memory.EMPTY)
         shape = tuple(self._memory.shape)
         every = [self._handle.get_buffer(r, shape, torch.uint8) for r in range(self.ranks)]
         # where a tensor lies within what is mapped is the same on all ranks

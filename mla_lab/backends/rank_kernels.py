@@ -21,6 +21,7 @@ from .. import jit
 from ..call.decode_args import DecodeArgs
 from ..core import masks
 from ..core.dims import LATENT_DIM
+from ..cute.rank_memory import SMS
 from ..jit import toolchain
 from ..plan.config import KernelConfig
 from .base import current, refuse_capture
@@ -36,10 +37,6 @@ MERGES, EXCHANGES = (
     for kernel in ("cute/rank_merge", "cute/rank_exchange")
 )
 MOST_RANKS = 32
-#: SMs of a card that holds all CTAs of an exchange at once
-LEAST_SMS = 132
-#: a 4-byte word of peer memory that no rank has written, `cute.rank_exchange`'s
-EMPTY = 0x80008000 - 2**32
 #: natural logarithms to log2 units, and back
 NATURAL, BASE_2 = (1 / math.log(2), math.log(2)), (1.0, 1.0)
 MASK = KernelConfig("cute/rank_mask")
@@ -89,7 +86,7 @@ def merged(
 class Peers:
     """What `cute.rank_exchange` takes of a rank: where the memory of each rank begins, int64
     [ranks]; the calls so far, int32 [2]; its own number, and the rows of a buffer
-    (`buffer_rows`)."""
+    (`rank_memory.buffer_rows`)."""
 
     bases: Tensor
     state: Tensor
@@ -97,23 +94,11 @@ class Peers:
     rows: int
 
 
-def buffer_rows(most_rows: int) -> int:
-    """Rows of a buffer of peer memory for calls of up to `most_rows`: a multiple of 4, so that the
-    second half of a rank's memory begins at a multiple of 16 bytes."""
-    return -(-most_rows // 4) * 4
-
-
-def peer_bytes(ranks: int, rows: int) -> int:
-    """Bytes of a rank's memory with buffers of `rows`: two halves, in each of which a row of a rank
-    is an out of 16 bits and an lse."""
-    return 2 * ranks * rows * (2 * LATENT_DIM + 4)
-
-
 def can_exchange(device: torch.device) -> bool:
     """Whether the kernels are here for a device, which holds all CTAs of a launch at once."""
     if device.type != "cuda" or not all(_is_here(c, device) for c in EXCHANGES.values()):
         return False
-    return torch.cuda.get_device_properties(device).multi_processor_count >= LEAST_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count >= SMS
 
 
 def exchanged(

@@ -34,6 +34,7 @@ from cutlass.cute.runtime import make_fake_stream
 from ..plan.config import KernelConfig
 from .common.launch_arguments import tensor
 from .common.ptx_sm90 import bits_float, float_bits, load_relaxed, pick, ptx, store_relaxed
+from .rank_memory import EMPTY, LSE_BYTES, OUT_BYTES, SMS
 from .rank_merge import (
     BATCH,
     COLUMNS,
@@ -48,12 +49,8 @@ from .rank_merge import (
 )
 from .registry import CuteEntry
 
-#: CTAs of a launch for each of the card's 132 SMs, at most: they fit at once
-CTAS_PER_SM, SMS = 4, 132
-#: a word that no one has written
-EMPTY = 0x80008000 - 2**32
-#: bytes of an element of outs, and of an lse
-ELEMENT_BYTES, LSE_BYTES = 2, 4
+#: CTAs of a launch for each of `SMS`, at most: they fit at once
+CTAS_PER_SM = 4
 #: words of a 16-byte access
 WORDS = 4
 
@@ -89,11 +86,11 @@ class Half:
     def lse(self, owner: Any, rank: Any, row: Any) -> Int64:
         """Address of the lse of a row of rank `rank` in the memory of rank `owner`."""
         at = Int64(rank) * self.x.buffer_rows + row
-        return self._begin(owner) + self._rows() * (COLUMNS * ELEMENT_BYTES) + at * LSE_BYTES
+        return self._begin(owner) + self._rows() * OUT_BYTES + at * LSE_BYTES
 
     def _begin(self, owner: Any) -> Int64:
-        row = COLUMNS * ELEMENT_BYTES + LSE_BYTES
-        return self.x.bases[owner] + Int64(self.odd) * (self._rows() * row)
+        half = self._rows() * (OUT_BYTES + LSE_BYTES)
+        return self.x.bases[owner] + Int64(self.odd) * half
 
     def _rows(self) -> Int64:
         return Int64(self.x.bases.shape[0]) * self.x.buffer_rows

@@ -182,6 +182,18 @@ def test_what_is_gathered_is_merged_as_in_one_process(one_process, dtypes, rows)
         assert got.dtype is wanted.dtype and torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("name", ["out", "lse"])
+def test_nothing_that_autograd_follows_is_gathered(one_process, name):
+    """A collective has no derivative: the results would be taken for constants."""
+    outs, lses = partials(ranks=1)
+    given = {"out": outs[0], "lse": lses[0]}
+    given[name] = given[name].clone().requires_grad_()
+    with pytest.raises(Unsupported, match=f"^{name}: got a tensor that autograd follows"):
+        context_parallel.gather_and_merge(**given)
+    with torch.no_grad():
+        context_parallel.gather_and_merge(**given)
+
+
 @pytest.mark.parametrize("one_launch", [True, False])
 def test_a_kernel_merges_what_one_launch_gathers(one_process, monkeypatch, one_launch):
     """The collectives are one operation where the backend has it, else one after the other."""

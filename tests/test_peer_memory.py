@@ -180,13 +180,13 @@ def test_dtypes_and_derivatives() -> None:
     peers, out, lse = Ranks(2, 0).peers, torch.zeros(1, 2, 512), torch.zeros(1, 2)
     with pytest.raises(Unsupported, match=r"peers: got out torch\.float32, lse torch\.float32"):
         gather_and_merge(out, lse, peers=peers)
-    with pytest.raises(Unsupported, match="peers: got a tensor that autograd follows"):
-        gather_and_merge(out.half(), lse.requires_grad_(), peers=peers)
+    with pytest.raises(Unsupported, match="sinks: got a tensor that autograd follows"):
+        gather_and_merge(out.half(), lse, sinks=torch.zeros(2, requires_grad=True), peers=peers)
     with pytest.raises(InvalidType, match="peers: got str"):
-        gather_and_merge(out.half(), lse.detach(), peers="all")  # type: ignore[arg-type]
+        gather_and_merge(out.half(), lse, peers="all")  # type: ignore[arg-type]
     other: Any = object()
     with pytest.raises(InvalidInput, match="group: got another"):
-        gather_and_merge(out.half(), lse.detach(), group=other, peers=peers)
+        gather_and_merge(out.half(), lse, group=other, peers=peers)
 
 
 def test_a_traced_program_has_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:

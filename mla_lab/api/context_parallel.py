@@ -81,7 +81,8 @@ def gather_and_merge(
     the kernel's build. Where a kernel merges, NCCL gathers both in one launch; where PyTorch does,
     one after the other, and it computes the weights while the outs are on the way. With `peers` one
     kernel exchanges and merges, over its group and by its rules. CUDA graphs may capture the call,
-    after one equal call.
+    after one equal call. Raises Unsupported for an out or lse that autograd follows: a collective
+    has no derivative.
     """
     _check_own(out, lse)
     _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
@@ -260,6 +261,9 @@ def _check_own(out: Tensor, lse: Tensor) -> None:
         _check([out], [lse])
     except (InvalidInput, Unsupported) as error:
         raise under_names(error, {"outs": "out", "lses": "lse"}) from None
+    for name, tensor in (("out", out), ("lse", lse)):
+        if rank_kernels.is_derived(tensor):
+            raise unsupported(name, "a tensor that autograd follows", "a tensor without")
 
 
 def _check_merged(

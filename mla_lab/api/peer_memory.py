@@ -144,8 +144,8 @@ class PeerMemory:
         if lse.numel() > self.most_rows:
             got = f"{lse.numel()} query tokens x heads"
             raise invalid("out", got, f"up to {self.most_rows}, those of peers")
-        if any(rank_kernels.is_derived(given) for given in (out, lse, sinks) if given is not None):
-            raise unsupported("peers", "a tensor that autograd follows", "tensors without")
+        if sinks is not None and rank_kernels.is_derived(sinks):
+            raise unsupported("sinks", "a tensor that autograd follows", "a tensor without")
 
 
 def group_of(group: Any) -> dist.ProcessGroup:

@@ -209,6 +209,12 @@ def test_wrong_shapes_are_told() -> None:
         flash_mla_with_kvcache(**named, topk_length=torch.zeros(3, dtype=torch.int32))
     with pytest.raises(InvalidInput, match="4"):
         flash_mla_with_kvcache(**named | {"q": named["q"][0]})
+    dense = arguments(make_inputs(DENSE, 1))
+    for cache in (dense["k_cache"][..., :512], dense["k_cache"][:0]):
+        with pytest.raises(InvalidInput) as caught:
+            flash_mla_with_kvcache(**dense | {"k_cache": cache})
+        shapes = f"shape {list(cache.shape)}; supported: [pages, page_size, 1, 576]"
+        assert f"k_cache: got {shapes}" in str(caught.value)
     for wrong in ({"indices": named["indices"].tolist()}, {"topk_length": [7, 0]}):
         with pytest.raises(InvalidType, match=f"{next(iter(wrong))}: got list"):
             flash_mla_with_kvcache(**named | wrong)

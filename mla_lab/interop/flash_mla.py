@@ -187,6 +187,10 @@ def _check(q: Tensor, k_cache: Tensor, head_dim_v: int, metadata: object, eight_
         raise unsupported("k_cache", got, f"{FP8_656_BYTES} bytes with is_fp8_kvcache")
     if not eight_bit and k_cache.dtype != q.dtype:
         raise unsupported("k_cache", f"{k_cache.dtype}", f"{q.dtype}, as q, without is_fp8_kvcache")
+    width = FP8_656_BYTES if eight_bit else LATENT_DIM + ROPE_DIM
+    if k_cache.shape[-1] != width or 0 in k_cache.shape:
+        supported = f"[pages, page_size, 1, {width}], at least one page of one token"
+        raise invalid("k_cache", f"shape {list(k_cache.shape)}", supported)
 
 
 def _dense(
@@ -219,13 +223,13 @@ def _sparse(
     if not eight_bit:
         raise unsupported("is_fp8_kvcache", "False in a sparse call", True)
     if indices.dim() != 3 or indices.shape[:2] != q.shape[:2]:
-        got = f"shape {tuple(indices.shape)}"
+        got = f"shape {list(indices.shape)}"
         raise invalid("indices", got, f"[{q.shape[0]}, {q.shape[1]}, top_k]")
     top_k = indices.shape[-1]
     if not top_k:
         raise invalid("indices", f"shape {list(indices.shape)}", "at least one slot a query token")
     if topk_length is not None and topk_length.shape != q.shape[:1]:
-        raise invalid("topk_length", f"shape {tuple(topk_length.shape)}", f"[{q.shape[0]}]")
+        raise invalid("topk_length", f"shape {list(topk_length.shape)}", f"[{q.shape[0]}]")
     return {
         "block_tables": indices.contiguous(),
         "seq_lens": metadata.once(_lengths, q.shape[0], top_k, q.device),

@@ -38,7 +38,6 @@ from mla_lab.cute.rows_on_m.params import ELEMENTS, SHARED_BYTES
 
 ARCHIVE = data_dir() / "runtime/emulate_sm100.zip"
 RECORDED = recorded.recordings(archive=ARCHIVE)
-FORMATS = [("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3")]
 PROBLEM = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=128)
 
 
@@ -86,7 +85,7 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
     assert torch.equal(plain.out, other.out) and torch.equal(plain.lse, other.lse)
 
 
-@pytest.mark.parametrize(("q_dtype", "kv_format"), FORMATS)
+@pytest.mark.parametrize(("q_dtype", "kv_format"), mla_sm100.TAKEN)
 @pytest.mark.parametrize("page_size", mla_sm100.PAGE_SIZES)
 def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_size: int) -> None:
     facts = mla_sm100.static_facts(sm100_lists.build_of(q_dtype, kv_format, page_size))
@@ -98,7 +97,7 @@ def test_shared_memory_and_tensor_memory_fit(q_dtype: str, kv_format: str, page_
 def test_plain_builds_are_what_a_selection_without_settings_names() -> None:
     for arch in sm100_builds.ARCHS:
         chosen = shipped.select(["cute/mla_sm100"], [], arch)
-        assert {(c.q_dtype, c.kv_format) for c in chosen} == set(FORMATS)
+        assert {(c.q_dtype, c.kv_format) for c in chosen} == set(mla_sm100.TAKEN)
         for config in chosen:
             mla_sm100.static_facts(config)
 
@@ -175,6 +174,7 @@ def test_features_without_a_kernel_are_refused(name: str) -> None:
 
 def test_formats_and_pages_without_a_kernel_are_refused() -> None:
     assert "pages of 8" in str(blackwell.refusal(Features(), replace(PROBLEM, page_size=8)))
+    assert set(blackwell.TAKEN) == set(mla_sm100.TAKEN)
     of_656 = replace(PROBLEM, kv_format="fp8_656")
     assert "bf16 over e4m3" in str(blackwell.refusal(Features(), of_656))
 

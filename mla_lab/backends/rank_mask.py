@@ -23,7 +23,7 @@ from . import rank_kernels
 from .base import Replay, fill_longer_with_nan
 
 #: query tokens of a ragged call without a mask of its own up to which masks have a column for each
-#: of them, so that no bound of a request's is believed: 128 KiB of masks
+#: of them, so that a bound of a request's query tokens may be too small: 128 KiB of masks
 MOST_TOKENS = 1024
 
 

@@ -125,7 +125,7 @@ def load_vector(pointer: cute.Pointer) -> tuple[Int32, Int32, Int32, Int32]:
 
 
 def sent(word: Int32) -> Int32:
-    """What is sent for a word."""
+    """The bits that are sent for a word: 0 for those of an empty one."""
     return pick(word == EMPTY, Int32(0), word)
 
 
@@ -149,8 +149,8 @@ def send_row(half: Half, row: Int32):
 
 @cute.jit
 def take_lse(address: Int64, word: Int32):
-    """The lse at an address, once it is there; `word` was there a while ago. -inf past the last
-    rank, where the address is 0."""
+    """The lse at an address, once it has been written; `word` is what an earlier load found there.
+    -inf past the last rank, where the address is 0."""
     if address != 0:
         while word == EMPTY:
             word = load_word(address)

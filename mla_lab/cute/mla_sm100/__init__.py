@@ -44,16 +44,16 @@ from .kernel import MlaSm100
 from .params import Config
 
 PAGE_SIZES = (16, 32, 64, 128)
-#: (query, cache)
-FORMATS = (("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3"))
+#: (query, cache); as `backends.cute.blackwell.TAKEN`
+TAKEN = (("bf16", "bf16"), ("fp16", "fp16"), ("e4m3", "e4m3"), ("bf16", "e4m3"))
 #: query rows of a pair of CTAs
 TILE_ROWS = 128
 
 
 def check(config: KernelConfig) -> None:
     """Raises Unsupported for what this family does not compile."""
-    if (config.q_dtype, config.kv_format) not in FORMATS:
-        raise unsupported("q_dtype, kv_format", (config.q_dtype, config.kv_format), FORMATS)
+    if (config.q_dtype, config.kv_format) not in TAKEN:
+        raise unsupported("q_dtype, kv_format", (config.q_dtype, config.kv_format), TAKEN)
     outs = ELEMENTS if config.q_dtype == "e4m3" else ("bf16", "fp16")
     if config.out_dtype not in outs:
         raise unsupported("out_dtype", config.out_dtype, tuple(outs))

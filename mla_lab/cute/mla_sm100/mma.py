@@ -38,8 +38,8 @@ from .producer import tiles_of
 
 @cute.jit
 def operand_ready(cta: Cta, full, index, phase):
-    """Wait for this CTA's half; in the second CTA tell the leader, in the leader that is the wait
-    for both."""
+    """Wait for this CTA's half. The second CTA then arrives at the leader's barrier, so that the
+    leader's wait is for both halves."""
     full.wait(index, phase)
     if cta.rank == 1:
         with cute.arch.elect_one():

@@ -35,7 +35,7 @@ def full_parity(t):
 
 
 def announce(full):
-    """What one thread of the producer tells the barrier before the copies of a tile."""
+    """The producer's arrival, by one thread, ahead of the copies of a tile: their bytes too."""
     cute.arch.mbarrier_arrive_and_expect_tx(full, tile_bytes())
 
 

@@ -41,7 +41,8 @@ K_STEP = 16
 
 @dataclass(frozen=True)
 class Query:
-    """Query rows in shared memory (64, 192, 1), and the barrier that says that they are here."""
+    """Query rows in shared memory (64, 192, 1), and the barrier of their arrival. The one behind
+    it, for rows that have been read, is step 69's."""
 
     tile: cute.Tensor
     full: cute.Pointer
@@ -97,7 +98,7 @@ def make_query(element) -> Query:
 
 @cute.jit
 def init_query(query: Query, warp):
-    """One arrival: that of the producer, with the bytes. `init_ring` publishes it."""
+    """One arrival: that of the producer, with the bytes. The fence in `init_ring` publishes it."""
     if warp == 0:
         with cute.arch.elect_one():
             cute.arch.mbarrier_init(query.full, 1)

@@ -95,8 +95,8 @@ def tiles_of(batch: Batch, request):
 
 @cute.jit
 def share_of(batch: Batch, worker):
-    """First and last tile, in the line of all tiles, of a worker's share. Workers past the number
-    of tiles have none and come last, so that nobody waits for the piece of a worker without one."""
+    """Where a worker's share begins and ends in the line of all tiles. Workers past the number of
+    tiles have none and come last, so that no worker waits for a piece of them."""
     total = Int32(0)
     for request in cutlass.range(batch.seq_lens.shape[0], unroll=1):
         total = total + tiles_of(batch, request)

@@ -41,30 +41,30 @@ def stage_of(t):
 
 
 def full_parity(t):
-    """Parity of the phase of `full[stage_of(t)]` that says: tile `t` is here."""
+    """Parity of the phase of `full[stage_of(t)]` that ends when tile `t` is here."""
     return t // STAGES % 2
 
 
 def empty_parity(t):
-    """Parity of the phase of `empty[stage_of(t)]` that says: there is room for tile `t`. A fresh
+    """Parity of the phase of `empty[stage_of(t)]` behind which there is room for tile `t`. A fresh
     barrier passes a wait for parity 1 at once."""
     return (t // STAGES + 1) % 2
 
 
 def empty_arrivals():
-    """Arrivals that say: all consumers have read a stage."""
+    """Arrivals that complete a phase of `empty`: one of each consumer warp."""
     return 4
 
 
 def make_ring(element) -> Ring:
-    """Allocate it; `init_ring` comes next."""
+    """Shared memory of the stages and barriers; `init_ring` comes next."""
     tiles, barriers = allocate_tile(element, STAGES, 2 * STAGES)
     return Ring(tiles, barriers, barriers + STAGES)
 
 
 @cute.jit
 def init_ring(ring: Ring, warp):
-    """Arrivals of all barriers, by one thread, before all others pass."""
+    """Set the arrivals of all barriers, by one thread; all others wait for it."""
     if warp == 0:
         with cute.arch.elect_one():
             for stage in cutlass.range_constexpr(STAGES):

@@ -54,7 +54,8 @@ def merge(
     kernel takes an lse below -1e38 for none.
     sinks: fp32 [heads] or a list of one, entered here, once.
     Returns out in the dtype and shape of one rank's, and lse in its shape and base, sink excluded.
-    CUDA graphs may capture the call, after one equal call.
+    CUDA graphs may capture the call, after one equal call. Raises InvalidInput (InvalidType for a
+    wrong type or dtype) or Unsupported, before anything is launched.
     """
     _check(outs, lses)
     _check_merged(lses[0].shape[-1], outs[0].device, sinks, lse_base)
@@ -74,7 +75,8 @@ def gather_and_merge(
     lse_base: str | None = None,
     peers: PeerMemory | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`merge` over the ranks of `group` (None: all), called by each of them with its own result.
+    """`merge` over the ranks of `group` (None: all), called by each of them with its own result, of
+    the same shapes and dtypes on all of them.
 
     out and lse of all ranks are gathered as they are, and merged in rank order, so that every rank
     returns the same bits where all of them merge alike: on the same kind of card, all or none with

@@ -23,10 +23,11 @@ from ..core import masks
 from ..core.dims import LATENT_DIM
 from ..cute.rank_memory import SMS
 from ..jit import toolchain
+from ..jit.arch import CAPABILITIES
 from ..plan.config import KernelConfig
 from .base import current, refuse_capture
 
-ARCH, CAPABILITY = "sm_90a", (9, 0)
+ARCH = "sm_90a"
 #: what `cute.rank_merge` and `cute.rank_exchange` are written for: a build for each dtype of outs,
 #: and the most ranks
 MERGES, EXCHANGES = (
@@ -179,7 +180,7 @@ def _can_run(config: KernelConfig, tensor: Tensor, alignment: int) -> bool:
 @cache
 def _is_here(config: KernelConfig, device: torch.device) -> bool:
     """Whether the device is one that the kernel is written for, and its build can be had."""
-    if torch.cuda.get_device_capability(device) != CAPABILITY:
+    if torch.cuda.get_device_capability(device) != CAPABILITIES[ARCH]:
         return False
     return jit.find(config, ARCH) is not None or toolchain.missing(config.kernel) is None
 

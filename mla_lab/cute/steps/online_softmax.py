@@ -158,7 +158,8 @@ def launch(
     seq_len: Int32, scale_log2: Float32, stream: Any,
 ):  # fmt: skip
     """q: bf16 [1, 64, 192]. cache: bf16 [pages, 64, 192]. block_table: int32 [tiles].
-    lse: fp32 [64]. scale_log2: the softmax scale times log2(e)."""
+    lse: fp32 [64]. seq_len: tokens; of none lse is -inf. scale_log2: the softmax scale times
+    log2(e)."""
     write_lse(page_copy(q), page_copy(cache), block_table, lse, seq_len, scale_log2).launch(
         grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
     )

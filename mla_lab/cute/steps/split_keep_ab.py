@@ -260,8 +260,9 @@ def launch(
     out: cute.Tensor, lse: cute.Tensor, mailbox: cute.Tensor, scale_log2: Float32, stream: Any,
 ):  # fmt: skip
     """q: bf16 [requests, 64, 192]. cache: bf16 [pages, 64, 192]. block_table: int32 [requests,
-    tiles]. seq_lens: int32 [requests], each at least 1. out: bf16 [requests, 64, 128]. lse: fp32
-    [requests, 64]. mailbox: int32 [workers, 17, 128, 4], zeros. All workers must be resident."""
+    tiles]. seq_lens: int32 [requests], each at least 1; last pages are finite, as in step 68. out:
+    bf16 [requests, 64, 128]. lse: fp32 [requests, 64]. mailbox: int32 [workers, 17, 128, 4], zeros.
+    All workers must be resident."""
     batch = Batch(block_table, seq_lens, out, lse, mailbox, scale_log2)
     decode(page_copy(q), page_copy(cache), batch).launch(
         grid=(mailbox.shape[0], 1, 1), block=(THREADS, 1, 1), stream=stream,

@@ -171,7 +171,8 @@ def launch(
     lse: cute.Tensor, seq_len: Int32, scale_log2: Float32, stream: Any,
 ):  # fmt: skip
     """q: bf16 [1, 64, 192]. cache: bf16 [pages, 64, 192]. block_table: int32 [tiles].
-    out: bf16 [64, 128]. lse: fp32 [64]. scale_log2: the softmax scale times log2(e)."""
+    out: bf16 [64, 128]. lse: fp32 [64]. seq_len: tokens, at least 1; the rest of the last page
+    is finite, since 0 x NaN is NaN. scale_log2: the softmax scale times log2(e)."""
     decode_one(page_copy(q), page_copy(cache), block_table, out, lse, seq_len, scale_log2).launch(
         grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
     )

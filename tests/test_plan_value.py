@@ -7,7 +7,15 @@ import pytest
 
 from mla_lab.core.errors import InvalidInput, InvalidType, Unsupported
 from mla_lab.core.problem import Problem
-from mla_lab.plan import POLICIES, Plan, WorkspaceLayout, make_plan
+from mla_lab.plan import (
+    POLICIES,
+    RULES,
+    KernelConfig,
+    Plan,
+    WorkspaceLayout,
+    make_plan,
+    plan_without,
+)
 from mla_lab.plan.workspace import ALIGNMENT, MAX_GROUPS
 
 RAGGED = Problem((2, 0, 3), (700, 50, 1), heads=40)
@@ -111,6 +119,45 @@ def test_a_missing_or_doubled_tile_is_refused():
         Plan.from_dict(plan.to_dict() | {"problem": {"q_lens": (1,), "kv_lens": (), "heads": 1}})
     with pytest.raises(InvalidInput, match="plan: got KeyError 'tiles'"):
         Plan.from_dict({k: v for k, v in plan.to_dict().items() if k != "tiles"})
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_call_without_a_plan_finds_is_written_and_read(rule):
+    lengths = tuple(1000 + 777 * (b * 37 % 40) for b in range(40))
+    plan = plan_without(Problem((1,) * 40, lengths, heads=128), rule)
+    assert Plan.from_dict(plan.to_dict()) == plan
+    partials = sum(tile.slot >= 0 for tile in plan)
+    groups = len({tile.group for tile in plan if tile.group >= 0})
+    assert plan.num_partials == partials
+    assert f"{partials} partials in {groups} groups" in plan.summary()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"tile_rows": 0}, "plan.tile_rows: got 0; supported: 1 or more"),
+        ({"tile_rows": -64}, "plan.tile_rows: got -64; supported: 1 or more"),
+        ({"tile_kv": 0}, "plan.tile_kv: got 0; supported: 1 or more"),
+        ({"tile_rows": 64.5}, "plan: got TypeError"),
+        ({"tile_rows": 16}, "plan.tile_rows: got 16; supported: 64, as in its config"),
+    ],
+)
+def test_a_plan_of_other_sizes_than_its_kernel_s_is_refused(sizes, message):
+    """As JSON may give them: a kernel would leave rows out without a word."""
+    config = KernelConfig("cute/keep_ab_sm90")
+    values = make_plan(Problem((1,), (700,), heads=16)).to_dict() | {"config": config.as_dict()}
+    assert Plan.from_dict(values).config == config
+    with pytest.raises(InvalidInput, match=message):
+        Plan.from_dict(values | sizes)
+
+
+def test_two_row_tiles_share_no_slot_and_no_group():
+    plan = make_plan(Problem((1, 1), (700, 700), heads=16), policy="fixed", num_splits=2)
+    for column in (6, 7):
+        tiles = plan.tiles.copy()
+        tiles[:, column] = tiles[:, 4] * (column == 6)
+        with pytest.raises(InvalidInput, match="plan: got inconsistent slots or groups"):
+            Plan.from_dict(plan.to_dict() | {"tiles": tiles.tolist()})
 
 
 def test_sizes_must_be_positive():

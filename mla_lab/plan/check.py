@@ -8,6 +8,7 @@ import numpy as np
 
 from ..core.errors import invalid
 from ..core.problem import Problem
+from .config import KernelConfig
 from .extent import kv_tokens, row_tiles, spread
 
 
@@ -21,15 +22,19 @@ class Plan(Protocol):
     @property
     def tile_kv(self) -> int: ...
     @property
+    def config(self) -> KernelConfig | None: ...
+    @property
     def tiles(self) -> np.ndarray: ...
     @property
     def worker_begin(self) -> np.ndarray: ...
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise InvalidInput unless every block of every row tile is covered exactly once, slots and
-    groups are dense and in split order, and the workers' ranges partition the tiles.
+    """Raise InvalidInput unless sizes are those of the plan's kernel, every block of every row tile
+    is covered exactly once, no two row tiles share a slot or a group, the slots of each are in
+    split order, and the workers' ranges partition the tiles.
     """
+    _check_sizes(plan)
     begins = plan.worker_begin
     _require(
         begins.ndim == 1
@@ -44,12 +49,23 @@ def check_plan(plan: Plan) -> None:
     tiles = plan.tiles[order].astype(np.int64)
     _check_row_tiles(plan, tiles)
     _check_coverage(plan, tiles)
-    _check_numbers(tiles)
+    _check_numbers(tiles, max(0, begins.size - 1))
 
 
 def _require(condition: bool, what: str, supported: str) -> None:
     if not condition:
         raise invalid("plan", f"inconsistent {what}", supported)
+
+
+def _check_sizes(plan: Plan) -> None:
+    """Rows and tokens of a tile: above 0, and those of the kernel where the plan names one."""
+    for name in ("tile_rows", "tile_kv"):
+        size = getattr(plan, name)
+        if size < 1:
+            raise invalid(f"plan.{name}", size, "1 or more")
+        if plan.config is not None and size != getattr(plan.config, name):
+            supported = f"{getattr(plan.config, name)}, as in its config"
+            raise invalid(f"plan.{name}", size, supported)
 
 
 def _check_row_tiles(plan: Plan, tiles: np.ndarray) -> None:
@@ -91,13 +107,24 @@ def _check_coverage(plan: Plan, tiles: np.ndarray) -> None:
     )
 
 
-def _check_numbers(tiles: np.ndarray) -> None:
-    """Slots and groups count up in the order (request, row tile, split)."""
+def _check_numbers(tiles: np.ndarray, workers: int) -> None:
+    """Slots of each split row tile follow its first one, and no two have a slot or a group."""
     split = tiles[:, 5] > 1
-    slot = np.where(split, np.cumsum(split) - 1, -1)
-    group = np.where(split, np.cumsum(split & (tiles[:, 4] == 0)) - 1, -1)
+    begins = split & (tiles[:, 4] == 0)
+    (pieces, first, group), slots = tiles[begins, 5:].T, tiles[split, 6]
+    owner, position = spread(pieces)
     _require(
-        np.array_equal(tiles[:, 6], slot) and np.array_equal(tiles[:, 7], group),
+        bool((tiles[~split, 6:] == -1).all())
+        and np.array_equal(slots, first[owner] + position)
+        and np.array_equal(tiles[split, 7], group[owner])
+        and _are_apart(slots, max(slots.size, 2 * workers))
+        and _are_apart(group, max(group.size, workers)),
         "slots or groups",
-        "dense numbers in the order (request, row tile, split)",
+        "slots of a row tile in split order, and a group, that no other row tile has",
     )
+
+
+def _are_apart(numbers: np.ndarray, end: int) -> bool:
+    """Whether all are different, and in [0, end)."""
+    inside = (numbers >= 0) & (numbers < end)
+    return bool(inside.all()) and np.unique(numbers).size == numbers.size

@@ -16,11 +16,12 @@ Kernels, the simulator and the torch backend read it alike.
   write a partial (out fp32, lse base e) into their slots; slots of a row tile are consecutive in
   split order and are merged in that order.
 - slots and groups are numbered in the order (request, row tile, split), independent of the order in
-  which workers run the tiles.
+  which workers run the tiles; by the rule of `self_schedule` some between them are free.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -99,12 +100,17 @@ class Plan:
 
     @cached_property
     def num_slots(self) -> int:
-        """Partials that go through the workspace."""
+        """Slots of the workspace up to the last one that a partial goes through."""
         return int(self.tiles[:, 6].max(initial=-1)) + 1
+
+    @property
+    def num_partials(self) -> int:
+        """Partials that go through the workspace."""
+        return int(np.count_nonzero(self.tiles[:, 6] >= 0))
 
     @cached_property
     def num_groups(self) -> int:
-        """Row tiles that are merged from partials."""
+        """Merge counters up to the last one in use."""
         return int(self.tiles[:, 7].max(initial=-1)) + 1
 
     @cached_property
@@ -156,6 +162,7 @@ class Plan:
         load = np.bincount(owner, weights=blocks, minlength=self.num_workers)
         busy = int(np.count_nonzero(np.diff(self.worker_begin)))
         splits = self.splits()
+        merged = np.count_nonzero((self.tiles[:, 7] >= 0) & (self.tiles[:, 4] == 0))
         lengths = self.problem.kv_lens
         return "\n".join(
             (
@@ -165,7 +172,7 @@ class Plan:
                 f"  workers    {busy} busy of {self.num_workers}; blocks a worker: "
                 f"most {int(load.max(initial=0))}, mean {load.mean() if load.size else 0:.1f}",
                 f"  splits     {splits.min(initial=10**9)} to {splits.max(initial=0)} a request; "
-                f"{self.num_slots} partials in {self.num_groups} groups",
+                f"{self.num_partials} partials in {merged} groups",
                 f"  workspace  {self.workspace.nbytes:,} bytes",
             )
         )
@@ -199,8 +206,8 @@ class Plan:
         try:
             plan = cls(
                 problem=Problem(**values["problem"]),
-                tile_rows=int(values["tile_rows"]),
-                tile_kv=int(values["tile_kv"]),
+                tile_rows=operator.index(values["tile_rows"]),
+                tile_kv=operator.index(values["tile_kv"]),
                 policy=str(values["policy"]),
                 schedule=str(values["schedule"]),
                 tiles=np.array(values["tiles"], dtype=np.int32).reshape(-1, 8),

@@ -44,6 +44,7 @@ import numpy as np
 from ..core.errors import invalid
 from ..core.problem import Problem
 from .extent import kv_tokens, row_tiles
+from .self_schedule import BLOCK
 from .tile import Plan
 from .workspace import HELD_REQUESTS
 
@@ -128,9 +129,7 @@ def runs_whole(items: np.ndarray, blocks: np.ndarray, pieces: np.ndarray, bundle
     return load <= share + CHANGE_BLOCKS * -(-all_pieces // bundles)
 
 
-def fixed_pieces(
-    problem: Problem, *, tile_rows: int, num_workers: int, cuts: PieceCuts, tile_kv: int = 64
-) -> Plan:
+def fixed_pieces(problem: Problem, *, tile_rows: int, num_workers: int, cuts: PieceCuts) -> Plan:
     """The plan that kernels follow where a batch-invariant call brings none; its slots are numbered
     as in every plan. Raises InvalidInput for fewer than LEAST_BUNDLES workers, and for sparse
     problems.
@@ -141,7 +140,7 @@ def fixed_pieces(
         raise invalid("problem.top_k", problem.top_k, "0: lists of slots have one length")
     tokens = kv_tokens(problem)
     tiles = np.where(cuts.takes(problem.rows), row_tiles(problem, tile_rows), 0)
-    blocks = np.maximum(-(-tokens // tile_kv), 1)
+    blocks = np.maximum(-(-tokens // BLOCK), 1)
     pieces = cuts.pieces(blocks)
     lanes = bundle_of(tiles, num_workers)
     items = np.minimum(tiles, 1) if lanes > 1 else tiles
@@ -178,7 +177,7 @@ def fixed_pieces(
     chosen = np.argsort(workers, kind="stable")
     begins = np.append(0, np.cumsum(np.bincount(workers, minlength=num_workers)))
     return Plan(
-        problem, tile_rows, tile_kv, "fixed_size", "persistent",
+        problem, tile_rows, BLOCK, "fixed_size", "persistent",
         words[chosen].astype(np.int32), begins.astype(np.int32),
     )  # fmt: skip
 

@@ -48,6 +48,8 @@ from .extent import kv_tokens, row_tiles
 from .tile import Plan
 from .workspace import HELD_REQUESTS
 
+#: tokens of a block in all rules by which workers find their work
+BLOCK = 64
 #: a piece of at most so many blocks is not cut off
 SNAP = 1
 #: the shortest part of the cost line; longer than SNAP, so that two cuts never meet
@@ -221,7 +223,6 @@ def self_schedule(
     tile_rows: int,
     num_workers: int,
     costs: Costs,
-    tile_kv: int = 64,
 ) -> Plan:
     """The plan that kernels follow where a call brings none. Raises InvalidInput for more workers
     than the rule's products allow, and for sparse problems.
@@ -231,7 +232,7 @@ def self_schedule(
     if problem.top_k:
         raise invalid("problem.top_k", problem.top_k, "0: lists of slots have one length")
     tokens = kv_tokens(problem)
-    line = Line.of(-(-tokens // tile_kv), row_tiles(problem, tile_rows), num_workers, costs)
+    line = Line.of(-(-tokens // BLOCK), row_tiles(problem, tile_rows), num_workers, costs)
     tiles, part = _tiles(line) if len(line.blocks) else (np.zeros((0, 8), dtype=np.int64),) * 2
     rows = [_lane(line, tiles, lane) for lane in range(line.bundle)]
     worker = [part.reshape(-1)[: len(tiles)] * line.bundle + lane for lane in range(line.bundle)]
@@ -240,7 +241,7 @@ def self_schedule(
     begins = np.append(0, np.cumsum(np.bincount(owner, minlength=num_workers)))
     words = np.concatenate(rows)[order].astype(np.int32)
     words[tokens[words[:, 0]] == 0, 3] = 0  # a request without keys has an empty tile
-    return Plan(problem, tile_rows, tile_kv, "self", "persistent", words, begins.astype(np.int32))
+    return Plan(problem, tile_rows, BLOCK, "self", "persistent", words, begins.astype(np.int32))
 
 
 def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:

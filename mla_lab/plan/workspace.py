@@ -30,7 +30,7 @@ BASE_ALIGNMENT = 64
 MAX_GROUPS = 16384
 #: 9.5 MiB: partials of 32 rows for each of 132 workers, and their softmax stats
 LL_WORDS = 19 * 2**17
-#: int32 words that a CTA keeps (see `cute.common.kept_schedule.recall`): 32 each of its tiles and
+#: int32 words that a CTA keeps (see `cute.common.kept_schedule`): 32 each of its tiles and
 #: their key, then lengths and query tokens of the requests that a warp holds at once
 HELD_REQUESTS = 256
 KEPT_WORDS = 32 * 2 + 2 * HELD_REQUESTS

@@ -23,9 +23,8 @@ from ...plan.dealt import (
     TRIED,
     WHOLE,
 )
-from .ptx_sm90 import div_pow2, load_lasting, load_where, small_quotient, store_relaxed
+from .ptx_sm90 import load_lasting, load_where, small_quotient, store_relaxed
 from .self_schedule import (
-    BLOCK,
     BUNDLED,
     HELD,
     MIDDLE,
@@ -34,6 +33,7 @@ from .self_schedule import (
     Batch,
     Requests,
     Totals,
+    blocks_of,
     ceil_by,
     pack,
     scan,
@@ -253,7 +253,7 @@ def dealt_words(b: Batch, d: Dealt, place: tuple, scratch: cute.Pointer) -> Int3
     word = load_where(scratch + rank, 0, left, 0)
     request, split = (word >> PIECE_BITS) & REQUEST, word & PIECE
     kv_len = load_lasting(b.seq_lens.iterator + request)
-    blocks = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
+    blocks = blocks_of(kv_len)
     pieces = pieces_for(blocks, d.target)
     # blocks * split // pieces, without a long division
     each = small_quotient(blocks, pieces)

@@ -10,11 +10,10 @@ from cutlass import Int32, Uint32, const_expr
 
 from ...plan.self_schedule import LARGE, MOST_EVEN
 from .dealt import Dealt, deal, dealt_words
-from .ptx_sm90 import div_pow2, load_lasting
+from .ptx_sm90 import load_lasting
 from .self_schedule import (
-    BLOCK,
     BUNDLED,
-    GROUP,
+    HELD_REQUESTS,
     REST,
     WORDS,
     Batch,
@@ -22,6 +21,7 @@ from .self_schedule import (
     Line,
     Requests,
     Totals,
+    blocks_of,
     cut_at,
     first_tile,
     line_of,
@@ -46,7 +46,8 @@ def find_work(b: Batch, worker: Int32, scratch: cute.Pointer) -> Int32:
     dealt = Dealt(Int32(0), Int32(0), Int32(0))
     if const_expr(b.deals):
         shares = (line.whole == 0) & (line.even == 0) & (t.bundled == 1)
-        small = (b.seq_lens.shape[0] <= GROUP) & (line.length < LARGE) & (t.longest <= MOST_EVEN)
+        small = (b.seq_lens.shape[0] <= HELD_REQUESTS) & (line.length < LARGE)
+        small = small & (t.longest <= MOST_EVEN)
         if shares & small:
             dealt = deal(t, place, line.price, r, scratch)
     words = Int32(0)
@@ -104,11 +105,11 @@ def cut_words(b: Batch, t: Totals, r: Requests, line: Line, place: tuple) -> Int
 @cute.jit
 def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
-    in even pieces with L = ceil(n / P), or stays whole, with the last bundle."""
+    in even pieces with L = ceil(n / P), also beyond MOST_EVEN blocks, or stays whole, with the last
+    bundle."""
     q_begin = b.q_begin.iterator
     tiles = row_tiles_of(b, (load_lasting(q_begin + 1) - load_lasting(q_begin)) * b.heads)
-    blocks = div_pow2(load_lasting(b.seq_lens.iterator) + BLOCK - 1, BLOCK)
-    blocks, row_tiles = cutlass.max(blocks, 1), cutlass.max(tiles, 1)
+    blocks, row_tiles = blocks_of(load_lasting(b.seq_lens.iterator)), cutlass.max(tiles, 1)
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))
     row_tile = worker - part * row_tiles

@@ -21,16 +21,15 @@ from ...plan.fixed_pieces import (
     RING,
     WHOLE_PIECES,
 )
-from .ptx_sm90 import div_pow2, load_where
 from .self_schedule import (
-    BLOCK,
     BUNDLED,
-    GROUP,
     HELD,
+    HELD_REQUESTS,
     Batch,
     Requests,
+    items_of,
+    load_group,
     pack,
-    row_tiles_of,
     scan,
     select,
     total,
@@ -101,24 +100,21 @@ def number_of(part: Int32, index: Int32, bundles: Int32):
     return index * bundles + select(back, bundles - 1 - part, part)
 
 
+def takes(b: Batch, rows: Int32):
+    """Whether a request of so many query rows is of this launch (`PieceCuts`)."""
+    kind = select(rows <= INVARIANT_ROWS, Int32(16), Int32(17))
+    return ((b.costs >> kind) & 1) == 1
+
+
 @cute.jit
 def load_requests(b: Batch, whole: Int32, base: Int32, r: Requests):
     """The lane's requests of the group from `base` on: blocks, row tiles of this launch, sizes of
     their pieces, or blocks again where rounds have `whole` items."""
-    first = base + cute.arch.lane_idx() * HELD
-    left = b.seq_lens.shape[0] - first
-    lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
-    token = load_where(begin, 0, left, 0)
-    for c in cutlass.range_constexpr(HELD):
-        kv_len = load_where(lens, c, left, c)
-        next_token = load_where(begin, c + 1, left, c)
-        rows = (next_token - token) * b.heads
-        kind = select(rows <= INVARIANT_ROWS, Int32(16), Int32(17))
-        there = (left > c) & (((b.costs >> kind) & 1) == 1)
-        r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
-        r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
-        r.sizes[c] = select(whole == 1, r.blocks[c], piece_size(b, r.blocks[c]))
-        token = next_token
+
+    def size_of(blocks):
+        return select(whole == 1, blocks, piece_size(b, blocks))
+
+    load_group(b, base, r, lambda rows: takes(b, rows), size_of)
 
 
 @cute.jit
@@ -158,8 +154,7 @@ def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32
         load_requests(b, whole, base, r)
         mine = Int32(0)
         for c in cutlass.range_constexpr(HELD):
-            items = select(bundled == 1, cutlass.min(r.tiles[c], 1), r.tiles[c])
-            r.tiles[c] = items * pieces_of(r.blocks[c], r.sizes[c])
+            r.tiles[c] = items_of(bundled, r.tiles[c]) * pieces_of(r.blocks[c], r.sizes[c])
         if by_size == 1:
             level, before = level_of(r, number)
             for c in cutlass.range_constexpr(HELD):
@@ -177,7 +172,7 @@ def find_piece(b: Batch, shape: tuple, number: Int32, base: Int32, before: Int32
             found = [select(number >= run, new, at) for new, at in zip(own, found, strict=True)]
         request, start, blocks, size = [cute.arch.shuffle_sync(word, owner) for word in found]
         before = cute.arch.shuffle_sync(upto, 31)
-        base = base + GROUP
+        base = base + HELD_REQUESTS
         # behind the last group there is none such: whatever was found lies inside the batch
         searching = select((lanes == 0) & (base < b.seq_lens.shape[0]), Int32(1), Int32(0))
     request = cutlass.min(request, b.seq_lens.shape[0] - 1)
@@ -222,7 +217,7 @@ def find_pieces(b: Batch, worker: Int32) -> Int32:
     most, least, longest, splits = Int32(0), Int32(0x7FFFFFFF), Int32(0), Int32(0)
     # pieces, items and blocks with row tiles apart, and with all row tiles of a request as one item
     apart, beside = [Int32(0)] * 3, [Int32(0)] * 3
-    for base in cutlass.range(0, batch, GROUP, unroll=1):
+    for base in cutlass.range(0, batch, HELD_REQUESTS, unroll=1):
         load_requests(b, Int32(0), base, r)
         for c in cutlass.range_constexpr(HELD):
             pieces, tiles = pieces_of(r.blocks[c], r.sizes[c]), r.tiles[c]
@@ -250,7 +245,7 @@ def find_pieces(b: Batch, worker: Int32) -> Int32:
     whole = runs_whole(b, items, pieces, bundles, (longest, splits, blocks))
     pieces = select(whole == 1, items, pieces)
     count, row = Int32(0), [Int32(0)] * 8
-    by_size = select((batch <= GROUP) & (pieces > bundles), Int32(1), Int32(0))
+    by_size = select((batch <= HELD_REQUESTS) & (pieces > bundles), Int32(1), Int32(0))
     first_slot = lane * (RING * bundles + MOST_PIECES - 1)
     if (part < bundles) & (part < pieces):
         rounds = Int32(Uint32(pieces) // Uint32(bundles))
@@ -274,7 +269,7 @@ def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
     if index > 0:
         number = number_of(part, index, bundles)
         base, before = Int32(0), Int32(0)
-        if b.seq_lens.shape[0] > GROUP:
+        if b.seq_lens.shape[0] > HELD_REQUESTS:
             base = last.request
             earlier = number_of(part, index - 1, bundles)
             run = select(whole == 1, Int32(1), last.num_splits)

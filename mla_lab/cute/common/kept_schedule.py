@@ -20,8 +20,8 @@ from .ptx_sm90 import load_lasting, load_where, pick, store_relaxed
 from .self_schedule import (
     COUNT,
     END,
-    GROUP,
     HELD,
+    HELD_REQUESTS,
     Batch,
     pack,
     select,
@@ -68,16 +68,16 @@ def any_length_differs(b: Batch, row: cute.Pointer):
     batch, changed = b.seq_lens.shape[0], Int32(1)
     if batch <= 32:
         changed = lengths_differ(b, row, 1)
-    elif batch <= GROUP:
+    elif batch <= HELD_REQUESTS:
         changed = lengths_differ(b, row, HELD)
     return changed
 
 
 @cute.jit
 def keep_lengths(b: Batch, row: cute.Pointer):
-    """What `lengths_differ` compares with, of up to GROUP requests."""
+    """What `lengths_differ` compares with, of up to HELD_REQUESTS requests."""
     begin, batch = load_lasting(b.q_begin.iterator), b.seq_lens.shape[0]
-    for base in cutlass.range(0, cutlass.min(batch, GROUP), 32, unroll=1):
+    for base in cutlass.range(0, cutlass.min(batch, HELD_REQUESTS), 32, unroll=1):
         at = cutlass.min(base + cute.arch.lane_idx(), batch - 1)
         store_relaxed(row + (base + 32 * 2), load_lasting(b.seq_lens.iterator + at))
         end = load_lasting(b.q_begin.iterator + at + 1)

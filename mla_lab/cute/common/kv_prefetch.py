@@ -12,9 +12,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from ...plan.self_schedule import BLOCK
 from .ptx_sm90 import load_lasting, ptx
 
-BLOCK = 64
 #: tiles of the first work tile that are fetched
 TILES = 2
 #: requests from which on it pays: 64 of 4,096 tokens and 16 heads take 2.9 us less of 84.5,

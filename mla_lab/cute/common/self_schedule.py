@@ -34,19 +34,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ...plan.self_schedule import COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
-from ...plan.workspace import HELD_REQUESTS
+from ...plan.self_schedule import BLOCK, COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
+from ...plan.workspace import HELD_REQUESTS, TILE_WORDS
 from .ptx_sm90 import div_pow2, load_where
 
 #: words of a plan row
-WORDS = 8
+WORDS = TILE_WORDS
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
 BUNDLED, PLAN_ROW, COUNT, FIRST, END, CLOSED, MIDDLE = 16, 17, 18, 19, 20, 21, 22
 #: requests that a lane holds where a batch has more than 32
 HELD = HELD_REQUESTS // 32
-GROUP = HELD_REQUESTS
-BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,13 @@ class Requests:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a batch: `items` of `work` blocks in all, the longest of `longest`; `keys` are the blocks
-    of its requests."""
+    """Of a batch: `items` of `work` blocks in all, the longest of `longest`."""
 
     items: Int32
     work: Int32
     longest: Int32
     bundled: Int32
     row_tiles: Int32
-    keys: Int32
 
 
 @dataclass(frozen=True)
@@ -176,10 +172,19 @@ def row_tiles_of(b: Batch, rows: Int32) -> Int32:
     return Int32(Uint32(rows + b.tile_rows - 1) // Uint32(b.tile_rows))
 
 
+def blocks_of(kv_len: Int32) -> Int32:
+    """Blocks of a request of so many tokens; one that has none counts as one."""
+    return cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
+
+
 @cute.jit
-def load_group(b: Batch, base: Int32, r: Requests, takes: cutlass.Constexpr = None):
-    """Blocks and row tiles of the lane's requests of the group from `base` on; of so many rows that
-    the launch `takes` them."""
+def load_group(
+    b: Batch, base: Int32, r: Requests,
+    takes: cutlass.Constexpr = None, size_of: cutlass.Constexpr = None,
+):  # fmt: skip
+    """Blocks and row tiles of the lane's requests of the group from `base` on. With `takes`, of
+    their rows, requests that the launch leaves out have no row tiles; with `size_of`, of their
+    blocks, also their sizes."""
     first = base + cute.arch.lane_idx() * HELD
     left = b.seq_lens.shape[0] - first
     lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
@@ -190,7 +195,9 @@ def load_group(b: Batch, base: Int32, r: Requests, takes: cutlass.Constexpr = No
         rows = (next_token - token) * b.heads
         there = left > c if takes is None else (left > c) & takes(rows)
         r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
-        r.blocks[c] = cutlass.max(div_pow2(kv_len + BLOCK - 1, BLOCK), 1)
+        r.blocks[c] = blocks_of(kv_len)
+        if cutlass.const_expr(size_of is not None):
+            r.sizes[c] = size_of(r.blocks[c])
         token = next_token
 
 
@@ -201,7 +208,7 @@ def totals_of(b: Batch, r: Requests) -> Totals:
     first = cute.arch.lane_idx() * HELD
     items, work, longest = Int32(0), Int32(0), Int32(1)
     most, least, keys = Int32(0), Int32(REST), Int32(0)
-    for base in cutlass.range(0, batch, GROUP, unroll=1):
+    for base in cutlass.range(0, batch, HELD_REQUESTS, unroll=1):
         load_group(b, base, r)
         for c in cutlass.range_constexpr(HELD):
             there = base + first + c < batch
@@ -217,7 +224,7 @@ def totals_of(b: Batch, r: Requests) -> Totals:
     row_tiles, bundled = Int32(1), Int32(0)
     if (most == least) & (most > 0) & (most <= b.workers):
         row_tiles, bundled, items, work = most, Int32(1), Int32(batch), keys
-    return Totals(items, work, longest, bundled, row_tiles, keys)
+    return Totals(items, work, longest, bundled, row_tiles)
 
 
 def items_of(bundled: Int32, tiles: Int32) -> Int32:
@@ -278,7 +285,7 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
     parts = cutlass.max(cutlass.min(bundles, length // LEAST), 1)
     price = Int32(Uint32(length + parts - 1) // Uint32(parts)) + piece + merge
     even, pieces = Int32(0), Int32(0)
-    small = (t.items > 0) & (b.seq_lens.shape[0] <= GROUP) & (length < LARGE)
+    small = (t.items > 0) & (b.seq_lens.shape[0] <= HELD_REQUESTS) & (length < LARGE)
     small = small & (t.longest <= MOST_EVEN) & (turns == 1)
     if small & (low + piece + merge < whole_price):
         even, pieces = even_size(t, bundles, low, r)
@@ -334,8 +341,8 @@ def find_item(b: Batch, line: Line, r: Requests, place: Int32):
     """The item in which a place of the line lies."""
     batch, zero = b.seq_lens.shape[0], Int32(0)
     before, items_before, item = zero, zero, Cut(*[zero] * 5, Int32(1), zero)
-    for base in cutlass.range(0, batch, GROUP, unroll=1):
-        if batch > GROUP:
+    for base in cutlass.range(0, batch, HELD_REQUESTS, unroll=1):
+        if batch > HELD_REQUESTS:
             load_group(b, base, r)
         cost, mine = Int32(0), Int32(0)
         for c in cutlass.range_constexpr(HELD):

@@ -41,25 +41,8 @@ def _find(
         counts[worker] = plan.last
 
 
-@cute.jit
-def _launch(*operands) -> None:
+def _launch(rule: str, operands) -> None:
     """Operands in the order of `entry`, the stream last."""
-    _launch_rule("", operands)
-
-
-@cute.jit
-def _launch_single(*operands) -> None:
-    """As `_launch`, by the closed form of one request."""
-    _launch_rule("single", operands)
-
-
-@cute.jit
-def _launch_pieces(*operands) -> None:
-    """As `_launch`, by the rule of batch invariance."""
-    _launch_rule("pieces", operands)
-
-
-def _launch_rule(rule: str, operands) -> None:
     lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
     heads, q_len, costs, tile_rows = numbers
     b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
@@ -77,6 +60,10 @@ def entry(config: KernelConfig) -> CuteEntry:
     shapes = ((None,), (None,), (None, WORDS), (None,), (None, None, WORDS), (None,))
     tensors = [tensor(Int32, 4, *shape) for shape in shapes]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    launch = _launch_single if config.option("single") else _launch
-    launch = _launch_pieces if config.option("pieces") else launch
+    rule = next((name for name in ("single", "pieces") if config.option(name)), "")
+
+    @cute.jit(preprocess=False)
+    def launch(*operands) -> None:
+        _launch(rule, operands)
+
     return CuteEntry(launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")

@@ -179,3 +179,10 @@ def test_bad_calls_are_refused() -> None:
     sparse = Problem.uniform(2, 1, 100, 16, top_k=64)
     with pytest.raises(InvalidInput, match="top_k"):
         self_schedule(sparse, tile_rows=16, num_workers=132, costs=Costs(4, 6))
+
+
+def test_a_line_that_int32_does_not_hold_is_refused() -> None:
+    """A kernel's sum would be negative, and no worker would have a tile."""
+    problem = Problem.uniform(1, 200_000, 64 * 11_000, 16)
+    with pytest.raises(InvalidInput, match="problem: got 2200800000 blocks of all items"):
+        self_schedule(problem, tile_rows=16, num_workers=132, costs=Costs(4, 6))

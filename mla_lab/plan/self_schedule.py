@@ -63,6 +63,8 @@ LARGE = 1 << 23
 #: precision, which is exact so far
 MOST_EVEN = 1 << 20
 COARSE = 8
+#: the line is shorter: kernels add it up in int32
+MOST_LENGTH = 1 << 31
 #: workers with which products fit into 32 bits
 MAX_WORKERS = 256
 
@@ -134,6 +136,9 @@ class Line:
         blocks = np.maximum(blocks[request], 1)
         bundles = max(1, workers // bundle)
         length = int(blocks.sum()) + costs.piece * len(blocks)
+        if length >= MOST_LENGTH:
+            got = f"{length} blocks of all items and their costs"
+            raise invalid("problem", got, f"fewer than {MOST_LENGTH}")
         parts = min(bundles, max(1, length // LEAST))
         longest = int(blocks.max(initial=1))
         held = len(tiles) <= HELD_REQUESTS and length < LARGE and longest <= MOST_EVEN

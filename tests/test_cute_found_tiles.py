@@ -45,6 +45,21 @@ def test_workers_find_the_tiles_of_the_rule(kernel: EmulatedKernel, seed: int) -
     assert kernel.run.findings == []
 
 
+@pytest.mark.parametrize(
+    ("requests", "ragged"),
+    [(1, False), (HELD_REQUESTS - 1, True), (HELD_REQUESTS, False), (HELD_REQUESTS + 1, True)],
+)
+def test_workers_find_the_tiles_of_lengths_far_apart(
+    kernel: EmulatedKernel, requests: int, ragged: bool
+) -> None:
+    """Without keys, without query tokens, and of more blocks than even pieces may have."""
+    rng = random.Random(requests)
+    kv_lens = tuple(rng.choice([0, 1, 64, 65, 1 << 26, (1 << 26) + 1]) for _ in range(requests))
+    q_lens = tuple(rng.choice([0, 1, 3]) if ragged else 1 for _ in kv_lens)
+    batch = Batch(Problem(q_lens, kv_lens, 16), 16, WORKERS, CHEAP, 0)
+    found_again(kernel, batch)
+
+
 def found_again(kernel: EmulatedKernel, batch: Batch) -> None:
     """Workers find the plan's pieces, and take them again from the words that they kept."""
     schedule = torch.zeros(batch.workers * KEPT_WORDS, dtype=torch.int32)

@@ -116,7 +116,7 @@ def _dealt(blocks: np.ndarray, target: int, bundles: int) -> Dealt | None:
 
 def dealt_tiles(blocks: np.ndarray, dealt: Dealt) -> tuple[np.ndarray, np.ndarray]:
     """Rows (item, 0, begin, end, split, pieces, slot, group) in walking order, int64 [pieces, 8],
-    and their bundles; slots and groups as of row tile lane 0 of a bundle."""
+    and their bundles; slots and groups as of row tile 0 of a bundle."""
     rank = np.arange(len(dealt.item))
     n, pieces = blocks[dealt.item], dealt.pieces[dealt.item]
     begin, end = (n * j // pieces for j in (dealt.split, dealt.split + 1))

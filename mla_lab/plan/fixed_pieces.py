@@ -24,15 +24,16 @@ and so are the bits, but nobody waits for another, the query stays where it is, 
 from one piece to the next. Such items go by falling length, where pieces would go by falling size.
 
 Pieces of a split item that rounds have apart lie in consecutive slots: with f the number of the
-item's first piece, piece j of row tile lane r has slot r S + f mod (RING P) + j, of S = RING P +
-MOST_PIECES - 1 slots a lane, in turn f // (RING P) + 1, which stands in the place of a group. Two
-pieces of a slot are a multiple of RING rounds apart. RING is even, so both rounds go in the same
-direction, and one worker alone writes a slot: again RING of its tiles later at the earliest, when
-all workers of the item before have read it (`cute.split_merge.piece_flags`). With MOST_PIECES
-bundles or more an item's pieces lie in two rounds at most, and are read behind the next; with
-fewer, in three, and then no worker's next piece waits for an item behind its own, which an opposite
-order would not keep. A bundle that runs whole items has RING slots of its own, from r S + RING p
-on, with p its number, and stores the pieces of one item after the other in WHOLE_PIECES of them.
+item's first piece, piece j of row tile r of a bundle has slot r S + f mod (RING P) + j, of S = RING
+P + MOST_PIECES - 1 slots a row tile, in turn f // (RING P) + 1, which stands in the place of a
+group. Two pieces of a slot are a multiple of RING rounds apart. RING is even, so both rounds go in
+the same direction, and one worker alone writes a slot: again RING of its tiles later at the
+earliest, when all workers of the item before have read it (`cute.split_merge.piece_flags`). With
+MOST_PIECES bundles or more an item's pieces lie in two rounds at most, and are read behind the
+next; with fewer, in three, and then no worker's next piece waits for an item behind its own, which
+an opposite order would not keep. A bundle that runs whole items has RING slots of its own, from r S
++ RING p on, with p its number, and stores the pieces of one item after the other in WHOLE_PIECES of
+them.
 """
 
 from __future__ import annotations
@@ -98,16 +99,16 @@ class PieceCuts:
 
 
 def ring_slots(bundles: int) -> int:
-    """S: slots of a row tile lane."""
+    """S: slots of a row tile of a bundle."""
     return RING * bundles + MOST_PIECES - 1
 
 
 def most_slots(workers: int, row_tiles: int | None = None) -> int:
     """Slots that suffice for any batch, or for requests of `row_tiles` row tiles, or none, each:
-    every lane has its own, and no bundle is wider than workers // LEAST_BUNDLES."""
+    every row tile of a bundle has its own, and none has more than workers // LEAST_BUNDLES."""
     widest = max(1, workers // LEAST_BUNDLES)
-    lanes = range(1, widest + 1) if row_tiles is None else (1, min(row_tiles, widest))
-    return max(lane * ring_slots(workers // lane) for lane in lanes)
+    sizes = range(1, widest + 1) if row_tiles is None else (1, min(row_tiles, widest))
+    return max(size * ring_slots(workers // size) for size in sizes)
 
 
 def bundle_of(tiles: np.ndarray, workers: int) -> int:
@@ -142,9 +143,9 @@ def fixed_pieces(problem: Problem, *, tile_rows: int, num_workers: int, cuts: Pi
     tiles = np.where(cuts.takes(problem.rows), row_tiles(problem, tile_rows), 0)
     blocks = np.maximum(-(-tokens // BLOCK), 1)
     pieces = cuts.pieces(blocks)
-    lanes = bundle_of(tiles, num_workers)
-    items = np.minimum(tiles, 1) if lanes > 1 else tiles
-    bundles = num_workers // lanes
+    bundle = bundle_of(tiles, num_workers)
+    items = np.minimum(tiles, 1) if bundle > 1 else tiles
+    bundles = num_workers // bundle
     whole = runs_whole(items, blocks, pieces, bundles)
     # what a bundle runs in a round: a piece, or all pieces of an item
     run = np.ones_like(pieces) if whole else pieces
@@ -165,13 +166,13 @@ def fixed_pieces(problem: Problem, *, tile_rows: int, num_workers: int, cuts: Pi
     begin, end = (blocks[request] * j // pieces[request] for j in (split, split + 1))
     end = np.where(tokens[request] == 0, 0, end)
     rows, owner = [], []
-    for lane in range(lanes):
+    for bundle_row in range(bundle):
         words = np.stack(
-            [request, row_tile + lane, begin, end, split, pieces[request],
+            [request, row_tile + bundle_row, begin, end, split, pieces[request],
              np.full(count, -1), np.full(count, -1)], axis=1,
         )  # fmt: skip
         rows.append(words)
-        owner.append(part * lanes + lane)
+        owner.append(part * bundle + bundle_row)
     words, workers = np.concatenate(rows), np.concatenate(owner).astype(np.int64)
     _number(words)
     chosen = np.argsort(workers, kind="stable")

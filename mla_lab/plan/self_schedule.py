@@ -28,8 +28,8 @@ L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begi
   shares where that has the lower price and the build deals (`Costs.deals`), items have all row
   tiles, there are at most 256 requests, T < LARGE, and no request is longer than MOST_EVEN.
 
-Part i is walked by bundle i. A split item whose first piece is in part a has, in row tile lane r of
-its bundle, the slots 2 P r + a + i for the pieces of parts i = a, a + 1, ..., and the counter
+Part i is walked by bundle i. A split item whose first piece is in part a has, in row tile r of its
+bundle, the slots 2 P r + a + i for the pieces of parts i = a, a + 1, ..., and the counter
 a R + r. Two split items never share a slot, since the last part of one is the first of the
 next at the earliest. Dealt, one whose first piece has rank a has the slots 2 P r + a + i and the
 counter (a // 2) R + r. So 2 * workers slots and `workers` counters suffice for any batch.
@@ -230,7 +230,7 @@ def self_schedule(
     costs: Costs,
 ) -> Plan:
     """The plan that kernels follow where a call brings none. Raises InvalidInput for more workers
-    than the rule's products allow, and for sparse problems.
+    or blocks than the rule's numbers hold, and for sparse problems.
     """
     if not 1 <= num_workers <= MAX_WORKERS:
         raise invalid("num_workers", num_workers, f"1 to {MAX_WORKERS}")
@@ -239,8 +239,8 @@ def self_schedule(
     tokens = kv_tokens(problem)
     line = Line.of(-(-tokens // BLOCK), row_tiles(problem, tile_rows), num_workers, costs)
     tiles, part = _tiles(line) if len(line.blocks) else (np.zeros((0, 8), dtype=np.int64),) * 2
-    rows = [_lane(line, tiles, lane) for lane in range(line.bundle)]
-    worker = [part.reshape(-1)[: len(tiles)] * line.bundle + lane for lane in range(line.bundle)]
+    rows = [_of_row(line, tiles, row) for row in range(line.bundle)]
+    worker = [part.reshape(-1)[: len(tiles)] * line.bundle + row for row in range(line.bundle)]
     owner = np.concatenate(worker).astype(np.int64)
     order = np.argsort(owner, kind="stable")
     begins = np.append(0, np.cumsum(np.bincount(owner, minlength=num_workers)))
@@ -250,9 +250,8 @@ def self_schedule(
 
 
 def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces in walking order, int64 [pieces, 8] as in `WorkTile` for lane 0, and their parts.
-
-    Slots and groups lack the lane, see `_lane`.
+    """Pieces in walking order, int64 [pieces, 8] as in `WorkTile`, and their parts; row tile, slot
+    and group are those of the first row tile of a bundle (see `_of_row`).
     """
     if line.dealt is not None:
         return dealt_tiles(line.blocks, line.dealt)
@@ -279,11 +278,11 @@ def _tiles(line: Line) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(columns, axis=1), part
 
 
-def _lane(line: Line, tiles: np.ndarray, lane: int) -> np.ndarray:
-    """`tiles` for lane `lane` of each bundle."""
+def _of_row(line: Line, tiles: np.ndarray, row: int) -> np.ndarray:
+    """`tiles` for row tile `row` of each bundle."""
     own = tiles.copy()
-    own[:, 1] += lane
+    own[:, 1] += row
     shared = own[:, 6] >= 0
-    own[shared, 6] += 2 * line.bundles * lane
-    own[shared, 7] = own[shared, 7] * line.bundle + lane
+    own[shared, 6] += 2 * line.bundles * row
+    own[shared, 7] = own[shared, 7] * line.bundle + row
     return own

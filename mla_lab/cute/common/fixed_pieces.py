@@ -35,9 +35,9 @@ from .self_schedule import (
     total,
 )
 
-#: lanes of a worker's words: its bundle, the number of bundles, the row tile of its lane, the slots
-#: of the lanes before, 1 where pieces go by their size, 1 where rounds have whole items
-PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, WHOLE = 22, 23, 24, 25, 26, 27
+#: lanes of a worker's words: its bundle, the number of bundles, its row tile of the bundle, the
+#: slots of the row tiles before, 1 where pieces go by their size, 1 where rounds have whole items
+PART, BUNDLES, BUNDLE_ROW, FIRST_SLOT, BY_SIZE, WHOLE = 22, 23, 24, 25, 26, 27
 #: `group` of a work tile that is a whole item, whose pieces its worker adds up itself
 OWN_PIECES = 0
 
@@ -59,12 +59,12 @@ class Before:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A worker's bundle: its number, of how many, its first row tile and slot, and whether rounds
-    have whole items."""
+    """A worker's bundle: its number, of how many, the worker's row tile of it and first slot, and
+    whether rounds have whole items."""
 
     part: Int32
     bundles: Int32
-    lane: Int32
+    bundle_row: Int32
     first_slot: Int32
     whole: Int32
 
@@ -195,7 +195,7 @@ def row_of(b: Batch, f: Found, number: Int32, w: Bundle):
         slot, turn = RING * w.part, Int32(OWN_PIECES)
     slot = select(num_splits > 1, w.first_slot + slot, Int32(-1))
     turn = select(num_splits > 1, turn, Int32(-1))
-    return [f.request, row_tile + w.lane, begin, end, split, num_splits, slot, turn]
+    return [f.request, row_tile + w.bundle_row, begin, end, split, num_splits, slot, turn]
 
 
 @cute.jit
@@ -241,29 +241,29 @@ def find_pieces(b: Batch, worker: Int32) -> Int32:
         pieces, items, blocks = beside
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))
-    lane = worker - part * row_tiles
+    bundle_row = worker - part * row_tiles
     whole = runs_whole(b, items, pieces, bundles, (longest, splits, blocks))
     pieces = select(whole == 1, items, pieces)
     count, row = Int32(0), [Int32(0)] * 8
     by_size = select((batch <= HELD_REQUESTS) & (pieces > bundles), Int32(1), Int32(0))
-    first_slot = lane * (RING * bundles + MOST_PIECES - 1)
+    first_slot = bundle_row * (RING * bundles + MOST_PIECES - 1)
     if (part < bundles) & (part < pieces):
         rounds = Int32(Uint32(pieces) // Uint32(bundles))
         count = rounds + select(number_of(part, rounds, bundles) < pieces, Int32(1), Int32(0))
         found = find_piece(b, (bundled, by_size, whole), part, Int32(0), Int32(0))
-        row = row_of(b, found, part, Bundle(part, bundles, lane, first_slot, whole))
+        row = row_of(b, found, part, Bundle(part, bundles, bundle_row, first_slot, whole))
     at = cute.arch.lane_idx()
     words = pack(at, [bundled, Int32(-1), count, Int32(0), row[3]], BUNDLED, Int32(0))
-    words = pack(at, [part, bundles, lane, first_slot, by_size, whole], PART, words)
+    words = pack(at, [part, bundles, bundle_row, first_slot, by_size, whole], PART, words)
     return pack(at, row, 0, words)
 
 
 @cute.jit
 def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
     """The plan row of a worker's piece `index` from its words, behind the piece `last`."""
-    part, bundles, lane, first_slot, by_size, whole, bundled = [
+    part, bundles, bundle_row, first_slot, by_size, whole, bundled = [
         cute.arch.shuffle_sync(words, i)
-        for i in (PART, BUNDLES, LANE, FIRST_SLOT, BY_SIZE, WHOLE, BUNDLED)
+        for i in (PART, BUNDLES, BUNDLE_ROW, FIRST_SLOT, BY_SIZE, WHOLE, BUNDLED)
     ]
     row = words
     if index > 0:
@@ -273,8 +273,8 @@ def next_piece(b: Batch, words: Int32, index: Int32, last: Before) -> Int32:
             base = last.request
             earlier = number_of(part, index - 1, bundles)
             run = select(whole == 1, Int32(1), last.num_splits)
-            before = earlier - (last.row_tile - lane) * run - last.split
+            before = earlier - (last.row_tile - bundle_row) * run - last.split
         found = find_piece(b, (bundled, by_size, whole), number, base, before)
-        bundle = Bundle(part, bundles, lane, first_slot, whole)
+        bundle = Bundle(part, bundles, bundle_row, first_slot, whole)
         row = pack(cute.arch.lane_idx(), row_of(b, found, number, bundle), 0, Int32(-1))
     return row

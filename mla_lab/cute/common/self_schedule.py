@@ -417,10 +417,10 @@ def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
 
 
 @cute.jit
-def first_tile(b: Batch, line: Line, at: Cut, shared: list, part: Int32, slots: Int32, lane: tuple):
+def first_tile(b: Batch, line: Line, at: Cut, shared: list, part: Int32, slots: Int32, own: tuple):
     """The plan row of the worker's first tile, and its item; `shared`: the words of a piece behind
-    its blocks; `lane`: row tile of a bundle, and how many a bundle has."""
-    bundle_row, row_tiles = lane
+    its blocks; `own`: the worker's row tile of its bundle, and how many a bundle has."""
+    bundle_row, row_tiles = own
     request, row_tile, item, start = at.request, at.row_tile, at.item, at.block
     row = [start, Int32(REST), Int32(0), Int32(1), Int32(-1), Int32(-1)]
     if line.even > 0:

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from ..common.ptx_sm90 import fresh_thread, shift_pair
+from ..common.ptx_sm90 import fresh_thread, pick, shift_pair
 from .params import BLOCK, Cta, Globals, Work
 from .work_records import read_work, visible
 
@@ -60,7 +60,11 @@ def draft_word(g: Globals, draft, word):
 @cute.jit
 def apply_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
     """Scores that the packed mask excludes become -inf; all positions before the draft are visible.
-    The tile begins at position `first`."""
+    The tile begins at position `first`.
+
+    Where the mask has no columns for the request's last query tokens, a score of inf makes the row
+    NaN. The maximum of a tile's scores, which decides whether it is skipped, would leave a NaN out.
+    """
     tid = fresh_thread()
     scores = rows_of(acc)
     column = 2 * (tid & 3) - (work.kv_len - work.q_len - first)
@@ -72,6 +76,7 @@ def apply_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
             at = column_of(c)
             bit = window[at // 32] & Uint32(1 << at % 32)
             scores[h, c] = scores[h, c] if bit != Uint32(0) else -Float32.inf
+        scores[h, 0] = pick(work.q_len > 32 * g.mask.shape[1], Float32.inf, scores[h, 0])
 
 
 @cute.jit

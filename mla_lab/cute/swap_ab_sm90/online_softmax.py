@@ -72,6 +72,20 @@ def mask_tree(
 
 
 @cute.jit
+def mask_draft(
+    g: Globals, acc: cute.Tensor, w: WorkTile, tile_token: Int32, token: Int32, lane: Int32
+):
+    """The packed mask, or the causal rule where it has no element. All scores of the tile become
+    NaN where it has no columns for the request's last query tokens."""
+    if cute.size(g.mask) == 0:
+        mask_causal(acc, w, g.heads, tile_token, token, lane)
+    elif w.kv_len - w.prefix > 32 * g.mask.shape[1]:
+        acc.fill(Float32.nan)
+    else:
+        mask_tree(g, acc, w, tile_token, token, lane)
+
+
+@cute.jit
 def load_slot_bits(c: cutlass.Constexpr[Traits], g: Globals, tile_token: Int32, w: WorkTile):
     """Sparse: bit h is set where the thread's token h has a slot. Loaded before QK, which hides
     the latency; one register until then."""
@@ -98,10 +112,7 @@ def apply_mask(
             mask_tokens(acc, (slot_bits & (1 << h)) != 0, h)
     elif const_expr(c.tree):
         if tile_token + TILE_KV > w.prefix:
-            if cute.size(g.mask) > 0:
-                mask_tree(g, acc, w, tile_token, token, lane)
-            else:
-                mask_causal(acc, w, g.heads, tile_token, token, lane)
+            mask_draft(g, acc, w, tile_token, token, lane)
     elif const_expr(c.causal and c.fp8):
         # from the first row's token on: there is no time for a division per tile
         if tile_token + TILE_KV > w.prefix + 1:

@@ -74,6 +74,32 @@ def test_lse_is_nan_where_a_key_is(config: KernelConfig, splits: int) -> None:
     assert bool(out[1].isfinite().all()) and bool(lse[1].isfinite().all())
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        SWAP_AB_SKIP,
+        pytest.param(
+            swap_ab(TREE_16 | {"kv_format": "e4m3"}, fused_merge=2, skip=1), marks=needs_time
+        ),
+        pytest.param(
+            swap_ab(TREE_16 | {"kv_format": "fp8_656"}, fused_merge=2, skip=1), marks=needs_time
+        ),
+    ],
+    ids=KernelConfig.name,
+)
+def test_a_tile_with_a_nan_is_not_skipped(config: KernelConfig) -> None:
+    """Under this factor all other tiles but a request's first are."""
+    inputs = make_inputs(problem_for(config, (250, 250)), 0, ["lse"], workspace_bytes=64)
+    inputs = replace(inputs, skip_softmax_threshold_scale_factor=1e6)
+    page = inputs.kv_cache.view(torch.uint8)[int(inputs.block_tables[0, 2])]
+    page[3, 5] = E4M3_NAN
+    call = call_of(config, inputs)
+    EmulatedKernel.of(jit.compile(config))(*call.args)
+    out, lse = call.out.view(2, -1).float(), call.lse.view(2, -1)
+    assert bool(out[0].isnan().all()) and bool(lse[0].isnan().all())
+    assert bool(out[1].isfinite().all()) and bool(lse[1].isfinite().all())
+
+
 #: of unlike masks, formats, merges and ways to find work
 LONG_DRAFTS = (
     (keep_ab(TREE), 4),

@@ -5,6 +5,10 @@ See `mma` for which token and row an accumulator of S^T belongs to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32, const_expr
@@ -126,17 +130,23 @@ def apply_mask(
             mask_tokens(acc, token + 8 * h < w.kv_len - tile_token, h)
 
 
+def greatest(c: Traits) -> Callable[[Any, Any], Float32]:
+    """The maximum of two scores. With the option skip a NaN is the greatest, so that a tile with
+    one is not skipped."""
+    return partial(cute.arch.fmax, nan=True) if c.skip else cute.arch.fmax
+
+
 @cute.jit
 def store_tile_max(
     c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, acc: cute.Tensor, warp: Int32,
     lane: Int32,
 ):  # fmt: skip
     """Maximum of each row over this warp's tokens, for all warps of the group."""
-    num = c.rows // 4
+    num, top = c.rows // 4, greatest(c)
     maxima = []
     for i in cutlass.range_constexpr(num):
-        maxima.append(cute.arch.fmax(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
-    maxima = fold_lanes(maxima, cute.arch.fmax, lane)
+        maxima.append(top(acc[4 * (i // 2) + i % 2], acc[4 * (i // 2) + 2 + i % 2]))
+    maxima = fold_lanes(maxima, top, lane)
     start = folded_index(num, lane)
     for i in cutlass.range_constexpr(len(maxima)):
         s.sTileMax[wg.idx, thread_row(start + i, lane), warp] = maxima[i]
@@ -146,7 +156,8 @@ def store_tile_max(
 def tile_max(c: Traits, s: Shared, wg: WarpGroup, row: Int32) -> Float32:
     """Maximum of a row over the tile's 64 tokens, once all four warps have stored theirs."""
     v = load4(s.sTileMax.iterator + (wg.idx * c.rows + row) * 4)
-    return cute.arch.fmax(cute.arch.fmax(v[0], v[1]), cute.arch.fmax(v[2], v[3]))
+    top = greatest(c)
+    return top(top(v[0], v[1]), top(v[2], v[3]))
 
 
 @cute.jit

@@ -14,11 +14,11 @@ from mla_lab import jit
 from mla_lab.core.errors import Unsupported
 from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
+from mla_lab.plan.formula import MAX_SPLITS
 
 pytest.importorskip("cutlass")
 from mla_lab.cute.common.fp8 import ORDERS
 from mla_lab.cute.split_merge.swap_ab_fragments import (
-    MAX_SPLITS,
     fragments_per_row_pair,
     fragments_per_split,
 )

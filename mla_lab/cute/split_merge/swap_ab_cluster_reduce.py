@@ -16,7 +16,6 @@ from cutlass import Float32, Int32, const_expr
 from ..common.feature_operands import with_sink
 from ..common.pipeline import PipelineState
 from ..common.ptx_sm90 import (
-    LN2,
     NO_SCORE,
     add,
     butterflies,
@@ -32,6 +31,7 @@ from .swap_ab_fragments import (
     CONSUMER_THREADS,
     fragment_column,
     fragment_place,
+    natural_lse,
     partial_words,
     row_pair_of,
     store_fragment,
@@ -176,10 +176,7 @@ def reduce_fragment(c: cutlass.Constexpr, g: Any, s: Any, r: Any, fragment: Int3
 @cute.jit
 def store_pair_lse(g: Any, r: Any, row: Int32, tops: list, sums: list):
     """The natural lse of both rows of a pair, to the caller or beside the partial."""
-    value0 = (tops[0] + cute.math.log2(sums[0], fastmath=True)) * Float32(LN2)
-    value1 = (tops[1] + cute.math.log2(sums[1], fastmath=True)) * Float32(LN2)
-    value0 = -Float32.inf if sums[0] == 0.0 else value0  # a NaN stays
-    value1 = -Float32.inf if sums[1] == 0.0 else value1
+    value0, value1 = natural_lse(tops[0], sums[0]), natural_lse(tops[1], sums[1])
     if r.num_splits > 1:
         g.mLSE_partial[r.partial, row] = value0
         g.mLSE_partial[r.partial, row + 1] = value1

@@ -20,16 +20,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
+from ...core.dims import LATENT_DIM
+from ...plan.formula import MAX_SPLITS
 from ..common.barriers import NamedBarrier
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import small_quotient, smem_f32, vec4
+from ..common.ptx_sm90 import LN2, small_quotient, smem_f32, vec4
 
-LATENT_DIM = 512
 #: threads of the two consumer warp groups, which run every merge
 CONSUMER_THREADS = 256
 CONSUMERS = NamedBarrier(1, CONSUMER_THREADS)
-#: splits of a row tile at most: one per worker, and no card has more SMs
-MAX_SPLITS = 160
 
 
 class CtaEvent(IntEnum):
@@ -106,6 +105,13 @@ def weight_table(s: Any, pair: Int32) -> cute.Pointer:
 def wants_lse(g: Any) -> Any:
     """True where the caller's lse has elements."""
     return cute.size(g.mLSE) > 0
+
+
+@cute.jit
+def natural_lse(top: Float32, total: Float32):
+    """lse of a row with the sum `total` of exponentials relative to its maximum `top` (log2)."""
+    value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
+    return -Float32.inf if total == 0.0 else value  # a NaN stays
 
 
 def store_fragment(

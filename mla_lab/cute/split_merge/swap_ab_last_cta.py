@@ -14,9 +14,9 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_sink
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import LN2, LOG2E, NO_SCORE, add, butterfly, fresh_thread, vec4
+from ..common.ptx_sm90 import LOG2E, NO_SCORE, add, butterfly, fresh_thread, vec4
 from .swap_ab_cooperative import arrivals_of, counter_of
-from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM, wants_lse
+from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM, natural_lse, wants_lse
 
 #: partials whose loads are in flight together
 BATCH = 8
@@ -107,5 +107,4 @@ def store_four(
         pointer = (g.mO.iterator + at).align(8)
         cute.autovec_copy(result, cute.make_tensor(pointer, cute.make_layout(4)))
     if (col == 0) & wants_lse(g):
-        value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-        g.mLSE[r.out_row + row] = -Float32.inf if total == 0.0 else value
+        g.mLSE[r.out_row + row] = natural_lse(top, total)

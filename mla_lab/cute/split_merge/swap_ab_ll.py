@@ -119,7 +119,7 @@ def publish_bound(
 
 
 def greatest_magnitude(tOrO: cute.Tensor, finite: bool = False) -> Float32:
-    """Of a thread's accumulators, of the `finite` ones alone where that is asked."""
+    """Of a thread's accumulators; with `finite`, of those that are neither infinite nor NaN."""
     tops = [Float32(0.0)] * 4
     for x in range(cute.size(tOrO)):
         value = cute.math.absf(tOrO[x])

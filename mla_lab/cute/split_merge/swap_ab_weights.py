@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import sink_of
-from ..common.ptx_sm90 import LN2, NO_SCORE, WARP, add, butterflies, fresh_thread, ptx, vec2
+from ..common.ptx_sm90 import NO_SCORE, WARP, add, butterflies, fresh_thread, ptx, vec2
 from . import SplitMerge
 from . import swap_ab_cooperative as cooperative
 from . import swap_ab_ll as ll
@@ -21,6 +21,7 @@ from .swap_ab_fragments import (
     CONSUMER_THREADS,
     fragment_place,
     fragments_per_row_pair,
+    natural_lse,
     row_pair_of,
     wants_lse,
     weight_table,
@@ -75,8 +76,7 @@ def pair_weights(
             inverse = inverse * ll.BACK
         inverses.append(inverse)
         if owns & (first + e < r.rows):
-            lse = (highest[e] + cute.math.log2(parts[e], fastmath=True)) * Float32(LN2)
-            g.mLSE[r.out_row + first + e] = -Float32.inf if parts[e] == 0.0 else lse
+            g.mLSE[r.out_row + first + e] = natural_lse(highest[e], parts[e])
     for split in cutlass.range(lane, r.num_splits, 32, unroll=1):
         two, at = cute.make_rmem_tensor(2, Float32), vec2(table + 2 * (split - lane))
         cute.autovec_copy(at, two)

@@ -6,9 +6,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from ..common.ptx_sm90 import LN2, pack2, transpose_8x8
+from ..common.ptx_sm90 import pack2, transpose_8x8
 from ..split_merge import SplitMerge
-from ..split_merge.swap_ab_fragments import partial_words, store_two, wants_lse
+from ..split_merge.swap_ab_fragments import natural_lse, partial_words, store_two, wants_lse
 from .online_softmax import thread_row
 from .params import LATENT_DIM, O_SLICES, Traits
 from .shared_storage import Globals, Record
@@ -19,8 +19,7 @@ def store_lse(
     c: cutlass.Constexpr[Traits], g: Globals, r: Record, row: Int32, top: Float32, total: Float32
 ):
     """lse of one row, to the caller or beside the partial."""
-    value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-    value = -Float32.inf if total == 0.0 else value  # a NaN stays
+    value = natural_lse(top, total)
     if r.num_splits > 1:
         g.mLSE_partial[r.partial, row] = value
     elif (row < r.rows) & wants_lse(g):

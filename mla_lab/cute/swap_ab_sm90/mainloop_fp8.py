@@ -20,9 +20,9 @@ at two mbarriers in turn: at one, the other's second tile would complete a phase
 still waits for. `stats_full` counts `rows` arrivals, one per thread that computes.
 
 Option skip (skip-softmax): the threads that compute the statistics also vote. If no row of the
-request has a score of at least its maximum so far plus log2(threshold / length), PV of the tile is
-skipped: m(k) = m(k-1), f(k) = 1, `Shared.skipped` is 1 for both warp groups, no weights are
-computed, and P is published although nothing was written.
+request has a score of at least its maximum so far plus log2(threshold / length), nor a NaN, PV of
+the tile is skipped: m(k) = m(k-1), f(k) = 1, `Shared.skipped` is 1 for both warp groups, no weights
+are computed, and P is published although nothing was written.
 """
 
 from __future__ import annotations

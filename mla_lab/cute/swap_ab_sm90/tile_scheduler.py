@@ -24,7 +24,7 @@ from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, Globals, Shared
 
-#: block table entries that a warp loads before the length says which are needed
+#: block table entries that a warp loads before it has the length, which decides on those needed
 AHEAD = 128
 #: more blocks than any request has, whose first position still fits into 32 bits
 MOST_BLOCKS = 1 << 24
@@ -327,9 +327,8 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
     base = Int32(0)
     entry = Int32(0)
     if const_expr(not c.gathered):
-        shift = c.page.bit_length() - 1
-        base = first * TILE_KV >> shift
-        entry = choose_entries(g, a, base, (first + mine) * TILE_KV - 1 >> shift)
+        base = div_pow2(first * TILE_KV, c.page)
+        entry = choose_entries(g, a, base, div_pow2((first + mine) * TILE_KV - 1, c.page))
     state = mine if there else Int32(END)
     record = (
         state,

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from mla_lab import jit
 from mla_lab.core.errors import Unsupported
+from mla_lab.emulate import EmulatedKernel, Options
+from mla_lab.emulate.calls import NAMES, make_call, problem_for
 from mla_lab.jit.shipped import CUTE
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.formula import MAX_SPLITS
@@ -403,3 +405,19 @@ def test_eight_bits_reach_the_matrix_unit_as_they_are(out_dtype: str) -> None:
     names = ptx_of(config)
     assert any(name.startswith("ldmatrix.sync.aligned.m8n8.x4.trans") for name in names)
     assert any(name.startswith("stmatrix.sync.aligned.m8n8.x2.trans") for name in names)
+
+
+@needs_cxx
+@pytest.mark.parametrize("length", [-1, -64, -(2**31)])
+@pytest.mark.parametrize("config", [SWAP_AB_LL, SWAP_AB_CLUSTER], ids=KernelConfig.name)
+def test_a_length_below_0_counts_as_none(config: KernelConfig, length: int) -> None:
+    """As where workers walk. The request's rows are written, and no CTA of a cluster waits for
+    another one that has ended."""
+    call = make_call(config, problem_for(config, (200, 200)), 3)
+    call.args[NAMES.index("seq_lens")][1] = length
+    kernel = EmulatedKernel.of(jit.compile(config), Options(check=True))
+    kernel(*call.args)
+    assert kernel.run.findings == []
+    (out, none), (lse, no_lse) = call.out.view(2, -1), call.lse.view(2, -1)
+    assert out.isfinite().all() and lse.isfinite().all()
+    assert none.eq(0).all() and no_lse.isneginf().all()

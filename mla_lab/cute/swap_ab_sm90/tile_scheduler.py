@@ -304,7 +304,8 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
 def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END, and one split: no such
     piece)."""
-    held = (a.kv_len + TILE_KV - 1) >> 6
+    # a length below 0 counts as none: less than no block would be taken for END
+    held = cutlass.max((a.kv_len + TILE_KV - 1) >> 6, Int32(0))
     blocks = cutlass.max(held, Int32(1))
     splits = cutlass.min(g.num_splits, blocks)
     begin, after = cut(g, blocks, a.split), cut(g, blocks, a.split + 1)

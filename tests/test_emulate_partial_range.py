@@ -16,7 +16,7 @@ from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import error
 
 from .needs import needs_cxx
-from .shared_builds import KEEP_AB, SWAP_AB_LL
+from .shared_builds import KEEP_AB, SWAP_AB_CLUSTER, SWAP_AB_LL
 
 pytestmark = needs_cxx
 LATENT, SPLITS = 512, 6
@@ -79,3 +79,17 @@ def test_beside_a_column_that_overflows() -> None:
     expected = call.expected.out.reshape(call.out.shape)[..., others]
     assert call.out[..., column].isinf().all()
     assert error(call.out[..., others], expected).relative < 0.008
+
+
+@pytest.mark.parametrize("config", [SWAP_AB_LL, SWAP_AB_CLUSTER], ids=KernelConfig.name)
+def test_scores_beyond_the_integers_are_merged(config: KernelConfig) -> None:
+    """Row maxes of 2**31 and more, of either sign: all keys of a row have one score."""
+
+    def change(query: Tensor, cache: Tensor) -> None:
+        query *= 2.0**30
+        cache[:] = cache[int(cache.flatten(1).isfinite().all(1).nonzero()[0]), 0]
+
+    call = ran(config, change)
+    assert (call.expected.lse.abs() > 2.0**31).any()
+    assert error(call.out, call.expected.out.reshape(call.out.shape)).relative < 0.008
+    assert call.lse.allclose(call.expected.lse.float(), rtol=1e-4)

@@ -86,11 +86,13 @@ def pair_weights(
 
 
 def reference_of(top: Float32) -> Float32:
-    """The same number in all lanes, above the greatest `top` by less than 1: what exponents are
-    taken relative to. One reduction of integers is five steps of shuffles less."""
+    """The greatest `top` of the lanes, in all of them: what exponents are taken relative to. One
+    reduction of integers is five steps of shuffles less; in the order of floats they are the bits,
+    those of negative numbers but the sign inverted."""
     return ptx(
-        "{ .reg .s32 k; cvt.rpi.s32.f32 k, {$r0}; redux.sync.max.s32 k, k, 0xffffffff;"
-        "cvt.rn.f32.s32 {$w0}, k; }",
+        "{ .reg .s32 k, s; mov.b32 k, {$r0}; shr.s32 s, k, 31; and.b32 s, s, 0x7fffffff;"
+        "xor.b32 k, k, s; redux.sync.max.s32 k, k, 0xffffffff; shr.s32 s, k, 31;"
+        "and.b32 s, s, 0x7fffffff; xor.b32 k, k, s; mov.b32 {$w0}, k; }",
         top,
         out=Float32,
     )

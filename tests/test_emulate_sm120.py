@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
+from mla_lab import jit
+from mla_lab.backends.cuda import xqa
+from mla_lab.call.workspace import Workspace
 from mla_lab.core.errors import Unsupported
-from mla_lab.emulate import Options
+from mla_lab.core.problem import Problem
+from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
-from mla_lab.plan.xqa import MLA_DIMS, Rows, config_for
+from mla_lab.plan.xqa import MLA_DIMS, Cuts, Rows, config_for
 from mla_lab.plan.xqa import cut as xqa_cut
+from mla_lab.reference.gqa import decode_gqa_reference
+from mla_lab.reference.inputs import DecodeInputs, make_inputs
+from mla_lab.reference.inputs_gqa import GqaInputs, GqaShape, make_gqa_inputs
+from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 from mla_lab.verify import emulated_xqa
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.published import configurations
@@ -36,6 +48,73 @@ def test_sm_120a_gives_the_oracle_s_numbers(pieces: str) -> None:
     row = emulated_xqa.run_case(case, "sm_120a")
     assert row["status"] == "ok", row
     assert 0 < row["out_error"] < 0.01 and row["build"] == "cuda_xqa_kv_type2"
+
+
+CPU = torch.device("cpu")
+ARCH = "sm_120a"
+KINDS = ("mla", "gqa")
+Inputs = DecodeInputs | GqaInputs
+
+
+def inputs_of(kind: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], *names: str) -> Inputs:
+    """Poisoned inputs of four heads in pages of 16."""
+    if kind == "gqa":
+        return make_gqa_inputs(GqaShape(q_lens, kv_lens, 4, 2, page_size=16), 1, names)
+    problem = Problem(q_lens, kv_lens, 4, kv_format="e4m3", page_size=16)
+    return make_inputs(problem, 1, names, workspace_bytes=64)
+
+
+def launched(
+    monkeypatch: pytest.MonkeyPatch, inputs: Inputs, q_len: int, most: int = 1, window: int = -1
+) -> tuple[Tensor, Tensor]:
+    """out and lse of a launch for `q_len` query tokens a request, in `most` pieces of 64 keys."""
+    mla = isinstance(inputs, DecodeInputs)
+    dims, formats = (MLA_DIMS, ("bf16", "e4m3")) if mla else ((128, 128), ("bf16", "bf16"))
+    config = config_for(dims, formats, ARCH)
+    emulated = EmulatedKernel.of(jit.compile(config, ARCH), Options(check=True))
+
+    class Kernel:
+        launch = staticmethod(emulated)
+
+    monkeypatch.setattr(xqa, "kernel", lambda config, device: Kernel)
+    keys, values = (inputs.kv_cache, inputs.kv_cache) if mla else inputs.kv_cache
+    tokens = inputs.query.view(-1, *inputs.query.shape[-2:]).shape[0]
+    out = torch.full((tokens, 4, dims[1]), 7.0, dtype=torch.bfloat16)
+    lse = torch.full((tokens, 4), 7.0)
+    tiles = len(inputs.seq_lens) * (-(-4 * q_len // 16) if mla else 2 * -(-2 * q_len // 16))
+    cuts = Cuts(config, tiles, most, 64, dims[1])
+    believed = inputs.cum_seq_lens_q is not None and q_len < tokens
+    settings = xqa.Settings(q_len, believed, window_left=window, programmatic_launch=False)
+    launch = xqa.XqaLaunch(cuts, settings, Workspace.of(cuts.workspace, None, CPU), CPU)
+    launch(xqa.Operands.of(inputs, keys, values, out, lse))  # type: ignore[arg-type]
+    assert not emulated.run.findings
+    return out, lse
+
+
+def right(inputs: Inputs, out: Tensor, lse: Tensor, rows: slice = slice(None)) -> bool:
+    """Whether the rows of these query tokens are the oracle's."""
+    mla = isinstance(inputs, DecodeInputs)
+    want = decode_reference(inputs) if mla else decode_gqa_reference(inputs)
+    expected, of_lse = want.out.view(out.shape)[rows], want.lse.view(lse.shape)[rows]
+    return rel_error(out[rows], expected) < 0.01 and lse_error(lse[rows], of_lse) < 1e-4
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_request_with_more_tokens_than_its_mask_has_columns_is_nan(
+    monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    inputs = inputs_of(kind, (3, 33, 2), (70, 100, 9), "ragged", "tree_mask")
+    assert inputs.mask is not None and inputs.mask.shape == (38, 4)
+    out, lse = launched(monkeypatch, inputs, 33, most)
+    assert right(inputs, out, lse)
+    narrow = replace(inputs, mask=inputs.mask[:, :2].contiguous())
+    out, lse = launched(monkeypatch, narrow, 3, most)
+    assert out[3:36].isnan().all() and lse[3:36].isnan().all()
+    for honest in (slice(3), slice(36, None)):
+        assert right(inputs, out, lse, honest)
 
 
 def test_every_published_configuration_has_a_shape_that_is_cut_as_it_says() -> None:

@@ -5,6 +5,8 @@
 
 namespace mla::xqa {
 
+constexpr int kMaskWordBits = 16;
+
 struct Work {
   int request, kv_head, group, split, pieces;
   int first_query;         // token of the batch
@@ -14,7 +16,8 @@ struct Work {
   int begin, end;          // this piece's tiles of keys
   int slot, counter;
 
-  // False where there is nothing to do, not even rows without keys.
+  // False where there is nothing to do, not even rows without keys, and for a request with more
+  // query tokens than a row of its mask has columns, whose results stay as they were.
   __device__ bool find(const Params& p) {
     request = blockIdx.z;
     group = p.heads / p.kv_heads;
@@ -23,7 +26,7 @@ struct Work {
     first_query = p.q_begin ? p.q_begin[request] : request * p.q_len;
     q_len = p.q_begin ? p.q_begin[request + 1] - first_query : p.q_len;
     rows = min(q_len * group - first_row, Config::kRows);
-    if (rows <= 0) return false;
+    if (rows <= 0 || (p.mask && q_len > kMaskWordBits * p.mask_words)) return false;
     const int kv_len = min(p.seq_lens[request], p.max_pages << p.page_shift);
     prefix = kv_len - q_len;
     end_key = p.mask ? kv_len : prefix + token(rows - 1) + 1;

@@ -32,7 +32,9 @@ struct Params {
   int32_t page_shift;       // log2 of the page size
   const int32_t* seq_lens;  // [batch]
   const int32_t* q_begin;   // [batch + 1], query tokens before each request; null: q_len each
-  const uint16_t* mask;     // [total_q, mask_words], bit c: the row sees draft column c; or null
+  // [total_q, mask_words], bit c: the row sees draft column c; or null. Rows of a request with more
+  // query tokens than columns are not written
+  const uint16_t* mask;
   int32_t mask_words;
   const float* sinks;       // [heads], or null
   const float* bmm1_scale;  // on the device, or null

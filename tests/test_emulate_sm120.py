@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -115,6 +116,21 @@ def test_a_request_with_more_tokens_than_its_mask_has_columns_is_nan(
     assert out[3:36].isnan().all() and lse[3:36].isnan().all()
     for honest in (slice(3), slice(36, None)):
         assert right(inputs, out, lse, honest)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [math.nan, math.inf, 1e12, -1e12])
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_scale_without_a_result_gives_nan(
+    monkeypatch: pytest.MonkeyPatch, kind: str, scale: float, most: int
+) -> None:
+    """Scores times 1e12 are rounded by more than the exponent of a weight holds. Without a weight
+    that is not 0, a row must not pass for one without a key."""
+    inputs = replace(inputs_of(kind, (1,), (70,)), bmm1_scale=torch.tensor([scale]))
+    out, lse = launched(monkeypatch, inputs, 1, most)
+    assert out.isnan().all() and (lse.isnan() | lse.eq(math.inf)).all()
 
 
 def test_every_published_configuration_has_a_shape_that_is_cut_as_it_says() -> None:

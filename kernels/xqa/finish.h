@@ -152,8 +152,10 @@ struct Finish {
       fetch(own, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
       add(total, weight, own);
     }
+    // keys of which no weight is left, by a scale of 1e10: a result without them would be wrong
+    if (sum == 0.0f && most > -INFINITY) sum = NAN;
     total.lse = sum == 0.0f ? -INFINITY : logf(sum) + (most - kWeightShift) * kLn2;  // NaN stays
-    multiply(total, sum > 0.0f ? 1.0f / rounded : 0.0f);
+    multiply(total, sum == 0.0f ? 0.0f : 1.0f / rounded);
     return total;
   }
 

@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   const int first = work.begin + team.idx;
   Loader loader(p, work, own, team.thread(), first, Config::kTeams);
   const float given_scale = (p.bmm1_scale ? *p.bmm1_scale : p.bmm1) * kLog2E;
-  const float scale = fmaxf(fabsf(given_scale), kLeastScale);
+  // no fmaxf, which would take NaN for kLeastScale
+  const float scale = fabsf(given_scale) < kLeastScale ? kLeastScale : fabsf(given_scale);
   Query query(p, work, memory, team, given_scale < 0.0f);
   loader.start();
   query.prepare();

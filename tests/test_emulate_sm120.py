@@ -12,10 +12,11 @@ from torch import Tensor
 from mla_lab import jit
 from mla_lab.backends.cuda import xqa
 from mla_lab.call.workspace import Workspace
-from mla_lab.core.errors import Unsupported
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.emulate import EmulatedKernel, Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
+from mla_lab.emulate.host import DeviceTensor
 from mla_lab.plan.xqa import MLA_DIMS, Cuts, Rows, config_for
 from mla_lab.plan.xqa import cut as xqa_cut
 from mla_lab.reference.gqa import decode_gqa_reference
@@ -53,6 +54,8 @@ def test_sm_120a_gives_the_oracle_s_numbers(pieces: str) -> None:
 
 CPU = torch.device("cpu")
 ARCH = "sm_120a"
+#: DLPack's codes and bits
+BF16, FLOAT, INT, UINT = (4, 16), (2, 32), (0, 32), (1, 16)
 KINDS = ("mla", "gqa")
 Inputs = DecodeInputs | GqaInputs
 
@@ -131,6 +134,52 @@ def test_a_scale_without_a_result_gives_nan(
     inputs = replace(inputs_of(kind, (1,), (70,)), bmm1_scale=torch.tensor([scale]))
     out, lse = launched(monkeypatch, inputs, 1, most)
     assert out.isnan().all() and (lse.isnan() | lse.eq(math.inf)).all()
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [-(2**31), -1, 2**30, 2**31 - 1])
+def test_a_length_out_of_bounds_reads_no_page_that_the_table_does_not_name(
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int
+) -> None:
+    """Of one below 0 there is no key, of one beyond the table the table's."""
+    inputs = inputs_of(kind, (2, 2), (32, 32))
+    lengths = torch.tensor([32, length], dtype=torch.int32)
+    table = inputs.block_tables[:, :2].contiguous()
+    out, lse = launched(monkeypatch, replace(inputs, seq_lens=lengths, block_tables=table), 2)
+    assert right(inputs, out, lse, slice(2))
+    if length > 0:
+        assert right(inputs, out, lse)
+    else:
+        assert not out[2:].any() and lse[2:].eq(-math.inf).all()
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("token", "pages", "says"),
+    [
+        (1 << 27, 1, r"k_cache, v_cache: .* tokens lie within 2 GiB"),
+        (128, (1 << 26) + 1, r"block_tables: .* rows of up to 2\^30 tokens"),
+    ],
+)
+def test_places_beyond_int32_are_refused(token: int, pages: int, says: str) -> None:
+    """`token`: elements from one token of a page to the next; `pages`: of a row of the table."""
+    kernel = EmulatedKernel.of(jit.compile(config_for((128, 128), ("bf16", "bf16"), ARCH), ARCH))
+
+    def tensor(kind: tuple[int, int], *shape: int, strides: tuple[int, ...] = ()) -> DeviceTensor:
+        dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return DeviceTensor(0, kind, shape, strides or dense)
+
+    query, lens = tensor(BF16, 1, 4, 128), tensor(INT, 1)
+    cache = tensor(BF16, 1, 2, 16, 128, strides=(16 * token, 128, token, 1))
+    floats, none = tensor(FLOAT, 0), tensor(INT, 0)
+    tensors = (query, cache, cache, query, *(floats,) * 3, none, tensor(INT, 1, pages), lens)
+    numbers = (1.0, 1.0, 1.0, 1, -1, 1, 64, False, False)
+    args = (*tensors, none, tensor(UINT, 0), *(floats,) * 3, *numbers)
+    with pytest.raises(InvalidInput, match=says):
+        kernel.host.launches(kernel.function, args, kernel.sizes)
 
 
 def test_every_published_configuration_has_a_shape_that_is_cut_as_it_says() -> None:

@@ -1,4 +1,6 @@
 // tvm-ffi binding of the XQA-style decode: torch tensors in, torch's current stream.
+#include <algorithm>
+
 #include "abi/tensors.h"
 #include "xqa/config.h"
 
@@ -18,6 +20,8 @@ using mla::xqa::Type;
 
 constexpr int64_t kUnit = 16;          // bytes of one cp.async, and of vector loads and stores
 constexpr int64_t kMaxBlocks = 65535;  // of a grid's y and z
+// of a request, and bytes from a page's first token to its last: the kernel adds them as int32
+constexpr int64_t kMaxTokens = 1 << 30, kMaxPageBytes = INT32_MAX;
 
 bool is_type(const TensorView& tensor, Type type) {
   switch (type) {
@@ -103,6 +107,10 @@ void set_caches(Params& p, const TensorView& keys, const TensorView& values, boo
     refuse("k_cache", Config::kSmallPages ? "pages of 1, 2, 4 or 8 tokens"
                                           : "pages of 16, 32, 64 or 128 tokens");
   }
+  if ((sizes.page_size - 1) * std::max(p.keys.token_stride, p.values.token_stride) >
+      kMaxPageBytes) {
+    refuse("k_cache, v_cache", "pages whose tokens lie within 2 GiB");
+  }
   p.kv_heads = static_cast<int32_t>(sizes.kv_heads);
   if (p.kv_heads < 1 || p.heads % p.kv_heads != 0) {
     refuse("query", "heads that are a multiple of the cache's");
@@ -120,6 +128,9 @@ void set_table(Params& p, const TensorView& tables) {
   p.keys.table = table;
   p.values.table = both ? table + tables.stride(1) : table;
   p.table_stride = tables.stride(0);
+  if (tables.size(dims - 1) << p.page_shift > kMaxTokens) {
+    refuse("block_tables", "rows of up to 2^30 tokens");
+  }
   p.max_pages = static_cast<int32_t>(tables.size(dims - 1));
   p.batch = static_cast<int32_t>(tables.size(0));
 }

@@ -127,6 +127,19 @@ def test_xqa_s_own_name_and_layout() -> None:
         xqa_batch_decode_with_kv_cache(**{**arguments, "mask": None})
 
 
+def test_a_window_that_hides_no_key_is_none_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of its first key do not overflow int32, where a request has fewer keys than query
+    tokens."""
+    made = with_card(monkeypatch, H200)
+    inputs = inputs_of(RAGGED, "lse")
+    named = inputs.block_tables.shape[-1] * RAGGED.page_size
+    for window, expected in ((named - 1, named - 1), (named, -1), (2**31 - 1, -1)):
+        given = replace(inputs, window_left=window)
+        check(given, decode(**given.contract_args()))
+        (kernel,) = made.values()
+        assert kernel.launches[-1]["window_left"] == expected
+
+
 @pytest.mark.parametrize("q_len", [None, "1", 0])
 def test_xqa_s_query_length_is_told_where_it_is_none(q_len: Any) -> None:
     arguments = make_gqa_inputs(GqaShape((1, 1), (70, 9), 4, 2)).contract_args()

@@ -71,7 +71,7 @@ def run(call: CheckedGqaCall) -> None:
     settings = xqa.Settings(
         q_len=q_len,
         believed=believes_max_q_len(form.ragged, form.max_q_len, form.total_q),
-        window_left=call.args.window_left,
+        window_left=_window(call),
         nhd=call.args.kv_layout == "NHD",
         programmatic_launch=call.args.enable_pdl is not False and arch in xqa.PROGRAMMATIC,
     )
@@ -80,6 +80,14 @@ def run(call: CheckedGqaCall) -> None:
         launch(_operands(call))
     else:
         _self_check(call, config, gpu).around(lambda: launch(_operands(call)))
+
+
+def _window(call: CheckedGqaCall) -> int:
+    """-1 for one that hides no key which the block table can name: the kernel subtracts the others
+    from positions in int32.
+    """
+    window, named = call.args.window_left, call.args.block_tables.shape[-1] * call.form.page_size
+    return window if window < named else -1
 
 
 def _rounded(longest: int) -> int:

@@ -14,6 +14,7 @@ import torch
 import mla_lab
 from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as decode
 from mla_lab.api.contract_gqa import xqa_batch_decode_with_kv_cache
+from mla_lab.api.gqa import choose
 from mla_lab.backends import self_check
 from mla_lab.backends.cuda import gqa as cuda
 from mla_lab.backends.cuda import xqa
@@ -445,6 +446,18 @@ def test_a_workspace_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="workspace_buffer: got 64 bytes; supported:"):
         decode(**arguments)
     decode(**{**arguments, "workspace_buffer": None})
+
+
+def test_auto_takes_torch_where_row_tiles_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_card(monkeypatch, H200)
+    form = gqa_checks.check_form(GqaArgs(**inputs_of(PLAIN).contract_args()))[0]
+    wide = replace(form, max_q_len=1 << 20, total_q=1 << 20)
+    features = form.features | {"batch_invariant"}
+    many = replace(form, batch=17_000, longest=8192, features=features)
+    for too_many, says in ((wide, "up to 65535 of either"), (many, "batch_invariant: got True")):
+        assert choose(form, "auto") == "cuda" and choose(too_many, "auto") == "torch"
+        with pytest.raises(Unsupported, match=f"backend: got 'cuda'.*{says}.*; torch can run it"):
+            choose(too_many, "cuda")
 
 
 def test_the_mask_layout_is_masks() -> None:

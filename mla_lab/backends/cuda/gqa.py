@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...call.gqa_args import CheckedGqaCall, GqaForm
 from ...call.workspace import Workspace
-from ...core.errors import BuildError
+from ...core.errors import BuildError, Unsupported
 from ...core.gpu import Gpu
 from ...jit import ARCHS
 from ...plan import KernelConfig
@@ -38,7 +38,15 @@ def reason(form: GqaForm, gpu: Gpu | None) -> str | None:
         return missing
     if "pdl" in form.features and arch not in xqa.PROGRAMMATIC:
         return f"enable_pdl=True: {arch} has no programmatic dependent launch"
-    return _format_reason(form) or xqa.build_reason(_config(form, arch), arch)
+    wrong = _format_reason(form)
+    if wrong:
+        return wrong
+    config = _config(form, arch)
+    try:  # what a call with lengths at their bounds would raise
+        _cuts(config, _rows(form, form.longest_q or 1), form.head_dim, 1, _invariant(form))
+    except Unsupported as error:
+        return str(error)
+    return xqa.build_reason(config, arch)
 
 
 def _format_reason(form: GqaForm) -> str | None:
@@ -63,10 +71,9 @@ def run(call: CheckedGqaCall) -> None:
         raise BuildError("decode: got no GPU that the kernel runs on; supported: one of its own")
     config = _config(form, arch)
     q_len = form.longest_q or max(call.q_lens or (1,))
-    invariant = "batch_invariant" in form.features
+    invariant = _invariant(form)
     at_once = 1 if invariant else xqa.at_once(config, form.device, gpu.sms)
-    rows = Rows(form.batch, form.kv_heads, q_len * form.group, _rounded(form.longest))
-    cuts = _cuts(config, rows, form.head_dim, at_once, invariant)
+    cuts = _cuts(config, _rows(form, q_len), form.head_dim, at_once, invariant)
     workspace = Workspace.of(cuts.workspace, call.args.workspace_buffer, form.device)
     settings = xqa.Settings(
         q_len=q_len,
@@ -90,9 +97,16 @@ def _window(call: CheckedGqaCall) -> int:
     return window if window < named else -1
 
 
-def _rounded(longest: int) -> int:
-    """The next power of two, so that a bound may grow from step to step without a new cut."""
-    return 1 << max(longest - 1, 0).bit_length()
+def _rows(form: GqaForm, q_len: int) -> Rows:
+    """The longest request counts as the next power of two, so that a bound may grow from step to
+    step without a new cut.
+    """
+    longest = 1 << max(form.longest - 1, 0).bit_length()
+    return Rows(form.batch, form.kv_heads, q_len * form.group, longest)
+
+
+def _invariant(form: GqaForm) -> bool:
+    return "batch_invariant" in form.features
 
 
 @lru_cache(maxsize=256)
@@ -104,7 +118,7 @@ def _cuts(
 
 def _config(form: GqaForm, arch: str) -> KernelConfig:
     """The build; if batch invariant, its tile depends on heads alone."""
-    invariant = "batch_invariant" in form.features
+    invariant = _invariant(form)
     q_len = 1 if invariant else form.longest_q or form.total_q
     requests = None if invariant else form.batch * form.kv_heads
     dims, formats = (form.head_dim, form.head_dim), (form.q_dtype, form.kv_format)

@@ -1,5 +1,5 @@
 // What bindings share: checks of tvm-ffi tensors, the current stream, CUDA errors as exceptions.
-// Only binding.cc files include this; kernels know nothing of it.
+// Only binding.cc files include this.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -19,7 +19,7 @@ struct Shape {
 template <class... Args>
 cudaError_t launch(const Shape& shape, cudaStream_t stream, void (*kernel)(Args...), Args... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return cudaSuccess;
-  // more than 48 KB must be asked for; a card that has less says so here
+  // more than 48 KB must be allowed first, which a card that has less refuses here
   const cudaError_t refused =
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);

@@ -1,4 +1,4 @@
-// What every step asks about a row: where it lies, which keys it sees, where they are.
+// What every step needs of a row: where it lies, which keys it sees, where they are.
 #pragma once
 
 #include <cmath>

@@ -21,7 +21,7 @@ namespace mla::ladder::step2 {
 
 constexpr int kWarps = 4;
 
-// One row on its way through the keys; every lane knows max and sum, and 16 columns of out.
+// One row on its way through the keys; every lane holds max and sum, and 16 columns of out.
 struct OnlineRow {
   float max = -INFINITY;
   float sum = 0.0f;

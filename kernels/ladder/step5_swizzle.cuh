@@ -1,13 +1,13 @@
-// Step 5, the swizzle: rows of shared memory turned against each other, so that no bank is asked
+// Step 5, the swizzle: rows of shared memory turned against each other, so that no bank is read
 // twice.
 //
 // ldmatrix reads eight rows of 16 bytes at a time. Shared memory has 32 banks of 4 bytes, 128 bytes
 // wide in all, and rows of 1152 = 9 x 128 bytes all begin at bank 0: in step 4 the eight pieces
-// fall on the same four banks, and the read takes eight turns. The weights, rows of 128 bytes, meet
-// the same fate.
+// fall on the same four banks, and the read takes eight turns. The same is true of
+// the weights, rows of 128 bytes.
 //
-// Piece p of row r moves to p ^ (r mod 8). The three lowest bits of p say which sixteen bytes of
-// the 128 it takes; for a fixed p, eight consecutive rows now take eight different ones. XOR with a
+// Piece p of row r moves to p ^ (r mod 8). The three lowest bits of p select sixteen of the 128
+// bytes; for a fixed p, eight consecutive rows now take eight different ones. XOR with a
 // row's own number is its own inverse, so that nothing collides, and it costs one instruction where
 // the address is computed.
 #pragma once

@@ -1,12 +1,13 @@
 // Step 6, cp.async: the next tile is on its way while this one is worked on.
 //
-// Before, a block asked for 73 KB, waited, and then computed: memory rested while the tensor cores
+// Before, a block loaded 73 KB, waited, and then computed: memory rested while the tensor cores
 // worked, and the other way round. cp.async brings 16 bytes from global to shared memory without a
-// register and without waiting. With two tiles of keys in shared memory, tile i + 1 is asked for
-// before tile i is attended. The longer of the two times should remain, in place of their sum.
+// register and without waiting. With two tiles of keys in shared memory, copies of tile i + 1 are
+// issued before tile i is attended. The longer of the two times should remain, in place of their
+// sum.
 //
-// One barrier a tile is enough for both: whoever passes it knows that tile i has landed for all
-// threads, and that all are done with tile i - 1, whose place tile i + 1 takes.
+// One barrier a tile is enough for both: behind it tile i has landed for all threads, and all are
+// done with tile i - 1, whose place tile i + 1 takes.
 #pragma once
 
 #include "ladder/step5_swizzle.cuh"
@@ -17,18 +18,19 @@ using step5::Swizzled;
 
 constexpr int kStages = 2;
 
-// Asks for the tile of keys that begins at `begin`.
+// Issues the copies of a tile of keys.
 struct Fetch {
   const Request& request;
 
   __device__ Fetch(const Request& request, int) : request(request) {}
 
-  __device__ void ask(uint4* keys, int begin) const {
+  // The tile that begins at key `begin`.
+  __device__ void issue(uint4* keys, int begin) const {
     for (int i = threadIdx.x; i < kKeyTile; i += kTileThreads) {
       const int key = i / kTokenPieces;
       const int piece = i - key * kTokenPieces;
       const bool valid = begin + key < request.kv_len;
-      // the block table says nothing of tokens from kv_len on: an address that is not read
+      // the block table names no token from kv_len on: an address that is not read
       const bf16* token = valid ? request.token(begin + key) : request.call.cache;
       copy_async(keys + Swizzled::at(key, piece, kTokenPieces),
                  reinterpret_cast<const uint4*>(token) + piece, valid);
@@ -40,14 +42,14 @@ struct Fetch {
 template <class Fetch, class Tile>
 __device__ void walk(Tile& tile, const Memory& memory, int begin, int end) {
   Fetch fetch(tile.request, begin);
-  if (begin < end) fetch.ask(memory.keys, begin);
+  if (begin < end) fetch.issue(memory.keys, begin);
   tile.copy_query();
   int stage = 0;
   for (; begin < end; begin += kTileKeys) {
     wait_for_copies();
     __syncthreads();
     const int next = begin + kTileKeys;
-    if (next < end) fetch.ask(memory.keys + (1 - stage) * kKeyTile, next);
+    if (next < end) fetch.issue(memory.keys + (1 - stage) * kKeyTile, next);
     tile.attend(memory.keys + stage * kKeyTile, begin);
     stage = 1 - stage;
   }

@@ -1,12 +1,12 @@
 // Step 9, addresses ahead: page ids are read a tile before they are needed, and once for a token.
 //
 // Counting bytes said that steps 6 to 8 should take 6000 clocks a tile; measured, it was more than
-// twice that. What the count left out is the way to an address. Each thread asks for 18 pieces of a
+// twice that. What the count left out is the way to an address. Each thread copies 18 pieces of a
 // tile, and for each divides by 72, divides by the page size, and waits for a page id from the
-// block table, before it may ask; only then does the tile's arithmetic begin.
+// block table, before it issues the copy; only then does the tile's arithmetic begin.
 //
-// Here a warp asks for 8 whole tokens. Lane i works out where token i % 8 lies while the tile
-// before is computed; when the time comes, the offset goes round by a shuffle and 32 lanes ask for
+// Here a warp copies 8 whole tokens. Lane i works out where token i % 8 lies while the tile
+// before is computed; when the time comes, the offset goes round by a shuffle and 32 lanes copy
 // the 72 pieces of a token side by side.
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr int kTokens = kTileKeys / kTileWarps;  // of a warp
 struct FetchAhead {
   const Request& request;
   int first;       // of this warp's tokens, in the tile
-  int64_t offset;  // of token lane % 8 of the tile to be asked for next; -1: there is none
+  int64_t offset;  // of token lane % 8 of the tile to be copied next; -1: there is none
 
   __device__ FetchAhead(const Request& request, int begin)
       : request(request), first(threadIdx.x / kWarp * kTokens) {
@@ -33,7 +33,7 @@ struct FetchAhead {
     offset = position < request.kv_len ? request.token(position) - request.call.cache : -1;
   }
 
-  __device__ void ask(uint4* keys, int begin) {
+  __device__ void issue(uint4* keys, int begin) {
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) {
       const int64_t from = __shfl_sync(kAllLanes, offset, i);

@@ -1,4 +1,4 @@
-// Who carries out a plan's loops: one thread block on the device, one thread on the host.
+// What runs a plan's loops: one thread block on the device, one thread on the host.
 // plan.h is written against this interface, so that a CPU test runs the same arithmetic.
 #pragma once
 

@@ -1,10 +1,9 @@
-// One instance of the kernel, from -D options: types, widths, tiles, and who does what.
+// One instance of the kernel, from -D options: types, widths, tiles, and roles of warps.
 //
 // A team of warps works on one tile of tokens at a time. Its warps cut Q K^T by columns of K
 // (k_ways) and by tokens (team / k_ways), and P V by columns of V (team). Teams take turns at the
 // tiles of a piece, each with its own softmax state, and are merged at the end.
-//   MLA:  one team of 4, because 16 x 512 accumulators want the registers of some warps. Where an
-//   SM
+//   MLA:  one team of 4, as 16 x 512 accumulators need the registers of several warps. Where an SM
 //         has 227 KB, two teams of 4 or (e4m3, whose exchange of scores weighs more) four of 2 in
 //         one CTA: half the pieces then keep the card busy, and pieces cost (whole_sm)
 //   GQA:  four teams of one warp, which then never wait for each other

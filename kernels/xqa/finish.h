@@ -1,6 +1,7 @@
 // From accumulators to results: teams are merged in shared memory, pieces of a split row tile by
-// their CTAs together where these are a cluster, else through the workspace by whoever arrives
-// last. All add in a fixed order and by the same arithmetic, so equal calls give equal bits.
+// their CTAs together where these are a cluster, else through the workspace by the CTA that
+// arrives last. All add in a fixed order and by the same arithmetic, so equal calls give equal
+// bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -152,7 +153,7 @@ struct Finish {
       fetch(own, [&](int at) { return reinterpret_cast<const float4*>(from)[at]; });
       add(total, weight, own);
     }
-    // keys of which no weight is left, by a scale of 1e10: a result without them would be wrong
+    // weights that have all become 0, as by a scale of 1e10, are not those of a row without keys
     if (sum == 0.0f && most > -INFINITY) sum = NAN;
     total.lse = sum == 0.0f ? -INFINITY : logf(sum) + (most - kWeightShift) * kLn2;  // NaN stays
     multiply(total, sum == 0.0f ? 0.0f : 1.0f / rounded);
@@ -242,7 +243,7 @@ struct Finish {
       }
       put(first + row, total);
     }
-    meet_cluster();  // nobody leaves, or goes on writing, while others read
+    meet_cluster();  // no CTA exits, or overwrites its rows, while another one reads them
   }
 
   __device__ static float piece_weight(float lse, float most) {

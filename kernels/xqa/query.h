@@ -87,7 +87,7 @@ struct Query {
   __device__ void load(const Params& p, const Work& work, int m_tile, int step, Fragment& a) const {
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
-      // padding rows repeat the last one; nobody reads what comes of them
+      // padding rows repeat the last one; their results are not stored
       const int row = min(m_tile * 16 + lane / 4 + 8 * below, work.rows - 1);
       const int64_t at =
           (work.first_query + work.token(row)) * p.query_token + work.head(row) * p.query_head;

@@ -1,4 +1,4 @@
-// Who sees what, and the running softmax. In base 2: the scores' scale has log2(e) in it.
+// Which keys a row sees, and the running softmax. In base 2: the scores' scale has log2(e) in it.
 #pragma once
 
 #include "xqa/scores.h"
@@ -22,7 +22,7 @@ struct Visibility {
     if (first >= all_see_from && first + Config::kTile <= all_see_to) return;
 #pragma unroll
     for (int m = 0; m < Config::kMTiles; ++m) {
-      // padding rows see what the last row sees; nobody reads them
+      // padding rows see what the last row sees; they are not stored
       const int row = m * 16 + threadIdx.x % kLanes / 4;
       const int token[2] = {work.token(min(row, work.rows - 1)),
                             work.token(min(row + 8, work.rows - 1))};

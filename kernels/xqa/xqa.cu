@@ -3,12 +3,13 @@
 //
 // A CTA takes one row tile and one piece of its keys (work.h). Per tile of keys, in each team of
 // warps (config.h):
-//   load.h     cp.async, kStages tiles deep; a barrier makes a landed tile everybody's and frees
-//              the stage of the tile before it, which is refilled during the products
+//   load.h     cp.async, kStages tiles deep; a barrier makes a landed tile visible to the team and
+//              frees the stage of the tile before it, which is refilled during the products
 //   scores.h   Q K^T, the query's fragments in registers or shared memory for the whole kernel
 //   softmax.h  masks, maximum, weights; done by every warp of the team alike
 //   values.h   P V, a warp its own columns
-// Then finish.h: teams are merged, and pieces by a cluster of their CTAs, or by the last to arrive.
+// Then finish.h: teams are merged, and pieces by a cluster of their CTAs, or by the last CTA that
+// arrives.
 #include <atomic>
 
 #include "xqa/finish.h"
@@ -27,7 +28,7 @@ __device__ const Work& keep(const Work& work, uint4* memory) {
   return *kept;
 }
 
-// Asks for the request's page ids before it is known which of them this CTA needs.
+// Prefetches all page ids of the request, before those that this CTA needs are computed.
 __device__ void touch_table(const Params& p) {
   constexpr int kLine = 32;  // page ids
   const int at = threadIdx.x * kLine;
@@ -97,8 +98,8 @@ cudaError_t allow_shared_memory() {
                               Config::kSharedBytes);
 }
 
-// How many clusters of `size` CTAs the current device runs at once; 0 where it has none. Devices
-// are asked once each, but for those beyond the first 64, which are not asked.
+// How many clusters of `size` CTAs the current device runs at once; 0 where it has none, and on
+// devices beyond the first 64. Each of the others is queried once.
 cudaError_t clusters_at_once(const cudaLaunchConfig_t& config, int size, int32_t* clusters) {
   constexpr int kDevices = 64;
   static std::atomic<int32_t> known[kDevices][kMaxCluster + 1];  // 1 more than the answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.published import configurations
 
 from .needs import needs_nvcc
+from .xqa_abi import NAMES
 
 #: a whole library, with its binding
 FORMATS = "bf16 e4m3"
@@ -155,31 +157,51 @@ def test_a_length_out_of_bounds_reads_no_page_that_the_table_does_not_name(
         assert not out[2:].any() and lse[2:].eq(-math.inf).all()
 
 
+def tensor(kind: tuple[int, int], *shape: int, strides: tuple[int, ...] = ()) -> DeviceTensor:
+    """One that has no memory; contiguous without `strides`."""
+    dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return DeviceTensor(0, kind, shape, strides or dense)
+
+
+APART = tensor(BF16, 1, 2, 16, 128, strides=(1 << 31, 128, 1 << 27, 1))
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("token", "pages", "says"),
+    ("name", "given", "says"),
     [
-        (1 << 27, 1, r"k_cache, v_cache: .* tokens lie within 2 GiB"),
-        (128, (1 << 26) + 1, r"block_tables: .* rows of up to 2\^30 tokens"),
+        ("keys", APART, r"k_cache: got bfloat16 \[1, 2, 16, 128\], strides .* within 2 GiB"),
+        ("tables", tensor(INT, 1, (1 << 26) + 1), r"block_tables: .* rows of up to 2\^30 tokens"),
+        ("query", tensor(BF16, 1, 5, 128), r"query: got 5 heads; supported: a multiple"),
+        ("query", tensor(BF16, 2, 4, 128), r"out: .* a row of v_dim for each of the query"),
+        ("out", tensor(BF16, 2, 4, 128), r"out: .* a row of v_dim for each of the query"),
+        ("lse", tensor(FLOAT, 2, 4), r"lse: got float32 \[2, 4\].* one for each row"),
+        ("mask", tensor(UINT, 2, 2), r"mask: got uint16 \[2, 2\]"),
+        ("q_len", 2, r"query: .* q_len tokens of each request"),
+        ("max_splits", 129, r"max_splits, .*: got 1, 129, 64; .* up to 128 splits"),
     ],
 )
-def test_places_beyond_int32_are_refused(token: int, pages: int, says: str) -> None:
-    """`token`: elements from one token of a page to the next; `pages`: of a row of the table."""
+def test_tensors_that_do_not_fit_are_refused_before_a_launch(
+    name: str, given: Any, says: str
+) -> None:
     kernel = EmulatedKernel.of(jit.compile(config_for((128, 128), ("bf16", "bf16"), ARCH), ARCH))
-
-    def tensor(kind: tuple[int, int], *shape: int, strides: tuple[int, ...] = ()) -> DeviceTensor:
-        dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return DeviceTensor(0, kind, shape, strides or dense)
-
-    query, lens = tensor(BF16, 1, 4, 128), tensor(INT, 1)
-    cache = tensor(BF16, 1, 2, 16, 128, strides=(16 * token, 128, token, 1))
-    floats, none = tensor(FLOAT, 0), tensor(INT, 0)
-    tensors = (query, cache, cache, query, *(floats,) * 3, none, tensor(INT, 1, pages), lens)
-    numbers = (1.0, 1.0, 1.0, 1, -1, 1, 64, False, False)
-    args = (*tensors, none, tensor(UINT, 0), *(floats,) * 3, *numbers)
+    query, cache = tensor(BF16, 1, 4, 128), tensor(BF16, 1, 2, 16, 128)
+    args: dict[str, Any] = dict.fromkeys(NAMES, tensor(FLOAT, 0))
+    args |= {
+        "query": query,
+        "out": query,
+        "keys": cache,
+        "values": cache,
+        "seq_lens": tensor(INT, 1),
+    }
+    args |= {"tables": tensor(INT, 1, 1), "q_begin": tensor(INT, 0), "mask": tensor(UINT, 0)}
+    args |= {"scale1": 1.0, "scale2": 1.0, "lse_scale": 1.0, "q_len": 1, "window_left": -1}
+    args |= {"max_splits": 1, "split_tokens": 64, "nhd": False, "pdl": False}
+    assert len(kernel.host.launches(kernel.function, list(args.values()), kernel.sizes)) == 1
+    args[name] = given
     with pytest.raises(InvalidInput, match=says):
-        kernel.host.launches(kernel.function, args, kernel.sizes)
+        kernel.host.launches(kernel.function, list(args.values()), kernel.sizes)
 
 
 def test_every_published_configuration_has_a_shape_that_is_cut_as_it_says() -> None:

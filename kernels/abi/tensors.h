@@ -9,6 +9,7 @@
 #include <tvm/ffi/function.h>
 
 #include <initializer_list>
+#include <string>
 
 namespace mla::ffi {
 
@@ -21,9 +22,26 @@ inline bool is_dtype(const TensorView& tensor, DLDataTypeCode code, int bits) {
   return dtype.code == code && dtype.bits == bits && dtype.lanes == 1;
 }
 
-[[noreturn]] inline void refuse(const char* name, const char* supported) {
-  TVM_FFI_THROW(ValueError) << name << ": got something else; supported: " << supported;
+[[noreturn]] inline void refuse(const char* name, const std::string& got, const char* supported) {
+  TVM_FFI_THROW(ValueError) << name << ": got " << got << "; supported: " << supported;
   throw;
+}
+
+// A tensor in an error: dtype, shape, strides, device.
+inline std::string text(const TensorView& tensor) {
+  const int64_t address = reinterpret_cast<int64_t>(tensor.data_ptr()) + tensor.byte_offset();
+  std::string sizes, strides;
+  for (int i = 0; i < tensor.ndim(); ++i) {
+    sizes += (i ? ", " : "") + std::to_string(tensor.size(i));
+    strides += (i ? ", " : "") + std::to_string(tensor.stride(i));
+  }
+  return tvm::ffi::DLDataTypeToString(tensor.dtype()) + " [" + sizes + "], strides [" + strides +
+         "], address " + std::to_string(address) + ", device type " +
+         std::to_string(tensor.device().device_type);
+}
+
+[[noreturn]] inline void refuse(const char* name, const TensorView& got, const char* supported) {
+  refuse(name, text(got), supported);
 }
 
 inline uint8_t* address(const TensorView& tensor) {
@@ -40,7 +58,7 @@ inline void* data(const TensorView& tensor, const char* name, DLDataTypeCode cod
     fits = fits && (size == kAny || tensor.size(axis) == size);
     ++axis;
   }
-  if (!fits) refuse(name, "a contiguous CUDA tensor of this kernel's type and shape");
+  if (!fits) refuse(name, tensor, "a contiguous CUDA tensor of this kernel's type and shape");
   return address(tensor);
 }
 

@@ -22,7 +22,9 @@ void* rows(const TensorView& tensor, const char* name, DLDataTypeCode code, int 
     fits = tensor.size(axis) == 1 || tensor.stride(axis) == dense;
     dense *= tensor.size(axis);
   }
-  if (!fits) mla::ffi::refuse(name, "a CUDA tensor of the ladder's type, without gaps in a page");
+  if (!fits) {
+    mla::ffi::refuse(name, tensor, "a CUDA tensor of the ladder's type, without gaps in a page");
+  }
   return mla::ffi::address(tensor);
 }
 

@@ -74,3 +74,12 @@ def test_a_plan_that_does_not_fit_leaves_every_worker_idle(
 def test_bounds_are_checked_before_anything_runs(batch: int) -> None:
     with pytest.raises(InvalidInput, match="max_batch"):
         DevicePlanner(heads=16, max_batch=batch, max_q_len=1, max_kv_len=100)
+
+
+@pytest.mark.parametrize(
+    "name", ["heads", "tile_rows", "tile_kv", "num_workers", "split_blocks", "max_splits"]
+)
+def test_planner_refuses_what_it_divides_by(name: str) -> None:
+    given = {"heads": 16, "max_batch": 1, "max_q_len": 1, "max_kv_len": 100, name: 0}
+    with pytest.raises(InvalidInput, match=f"{name}: got 0; supported: 1 or more"):
+        DevicePlanner(**given)

@@ -154,6 +154,15 @@ def test_refusals(features: tuple[str, ...]) -> None:
         Ladder(10, inputs)
 
 
+@pytest.mark.parametrize(("step", "splits"), [(9, 0), (9, 65536), (6, 2), (0, -1)])
+def test_splits_that_a_step_has_not_are_refused(step: int, splits: int) -> None:
+    inputs = make_inputs(Problem.uniform(1, 2, 10, 16), 1, workspace_bytes=256)
+    with pytest.raises(
+        InvalidInput, match=f"splits: got {splits}; supported: 1 to .* in step {step}"
+    ):
+        Ladder(step, inputs, splits)
+
+
 def test_refuses_other_formats() -> None:
     inputs = make_inputs(Problem.uniform(1, 1, 10, 16, q_dtype="fp16", kv_format="fp16"), 1)
     with pytest.raises(Unsupported, match="dense bf16"):

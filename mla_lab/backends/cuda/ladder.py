@@ -61,6 +61,8 @@ STEPS = tuple(
 )
 #: the first step that cuts a row tile's keys
 FIRST_SPLIT = 7
+#: a split is a block of the grid's z
+MAX_SPLITS = 65535
 #: the step that was thought of after the others had been measured
 LOOK_AHEAD = 9
 
@@ -90,12 +92,15 @@ class Ladder:
     """One step made ready for calls like `inputs`: results and scratch are allocated here.
 
     Dense bf16 calls without masks, sinks or other features; causal where q_len > 1. Raises
-    Unsupported for others, InvalidInput for a step that is none.
+    Unsupported for others, InvalidInput for a step that is none and for splits that it has not.
     """
 
     def __init__(self, step: int, inputs: DecodeInputs, splits: int | None = None) -> None:
         if not 0 <= step < len(STEPS):
             raise invalid("step", step, f"0 to {len(STEPS) - 1}")
+        most = MAX_SPLITS if step >= FIRST_SPLIT else 1
+        if splits is not None and not 1 <= splits <= most:
+            raise invalid("splits", splits, f"1 to {most} in step {step}")
         _check(inputs)
         problem, query = inputs.problem, inputs.query
         device = query.device

@@ -51,6 +51,9 @@ class DevicePlanner:
     def __post_init__(self) -> None:
         if not 1 <= self.max_batch <= MAX_BATCH:
             raise invalid("max_batch", self.max_batch, f"1 to {MAX_BATCH}")
+        for name in ("heads", "tile_rows", "tile_kv", "num_workers", "split_blocks", "max_splits"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "1 or more")
 
     @property
     def max_row_tiles(self) -> int:

@@ -10,6 +10,7 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ import torch
 from mla_lab import jit
 from mla_lab.cli import main
 from mla_lab.core.resources import kernels_dir
-from mla_lab.jit import artifact, cute_link, host_cpu, source
+from mla_lab.cute import registry
+from mla_lab.jit import artifact, cuda_build, cute_link, host_cpu, source
 from mla_lab.jit.bundle import bundle, size_of
 from mla_lab.jit.cache import Cache
 from mla_lab.jit.cute_build import CuteWorker
@@ -235,6 +237,23 @@ def test_the_key_covers_everything_that_decides_the_code() -> None:
     keys.add(artifact.key(base, "sm_90a", "other", versions))
     keys.add(artifact.key(base, "sm_90a", "hash", {"cutlass-dsl": "4.8.2"}))
     assert len(keys) == len(others) + 4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "module", "name"),
+    [("cute/any", registry, "OPTIONS"), ("cuda/any", cuda_build, "NINJA")],
+)
+def test_compiler_flags_are_part_of_the_key(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, module: ModuleType, name: str
+) -> None:
+    def keys() -> dict[str, str]:
+        configs = map(KernelConfig, ("cute/any", "cuda/any"))
+        return {c.kernel: artifact.key(c, "sm_90a", "hash", {}) for c in configs}
+
+    before = keys()
+    monkeypatch.setattr(module, name, getattr(module, name).replace("-lineinfo", "-G") + " ")
+    after = keys()
+    assert {each for each in before if before[each] != after[each]} == {kernel}
 
 
 def test_error_texts_are_no_part_of_a_kernel() -> None:

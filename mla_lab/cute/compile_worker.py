@@ -45,7 +45,7 @@ def build(config: KernelConfig, folder: Path) -> dict[str, Any]:
     import cutlass.cute as cute
 
     entry = registry.entry(config)
-    options = f"--enable-tvm-ffi --generate-line-info {entry.options}".strip()
+    options = f"{registry.OPTIONS} {entry.options}".strip()
     compiled = cute.compile(entry.jit, *entry.args, options=options)
     compiled.export_to_c(str(folder / "kernel.o"), function_name=entry.function)
     (folder / "kernel.ptx").write_text(compiled.__ptx__)

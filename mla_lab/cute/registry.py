@@ -14,6 +14,9 @@ from typing import Any
 from ..core.errors import invalid
 from ..plan.config import KernelConfig
 
+#: of `cute.compile`, for every kernel; an artifact's key has them
+OPTIONS = "--enable-tvm-ffi --generate-line-info"
+
 
 @dataclass(frozen=True)
 class CuteEntry:

@@ -10,7 +10,9 @@ from typing import Any
 
 from ..core.errors import BuildError, InvalidInput
 from ..core.files import check
+from ..cute import registry
 from ..plan.config import KernelConfig
+from . import cuda_build
 from .cubin import KernelResources
 
 #: layout of an entry; it is part of the key, so that entries of another layout are not found
@@ -49,8 +51,12 @@ class Artifact:
 
 
 def key(config: KernelConfig, arch: str, source: str, toolchain: dict[str, str]) -> str:
-    """SHA-256 in hex over configuration, architecture, sources and toolchain versions."""
-    facts = [FORMAT, config.as_dict(), arch, source, sorted(toolchain.items())]
+    """SHA-256 in hex over configuration, architecture, sources, compiler flags and toolchain
+    versions.
+    """
+    cute = config.kernel.startswith("cute/")
+    flags = registry.OPTIONS if cute else cuda_build.flags(arch)
+    facts = [FORMAT, config.as_dict(), arch, source, flags, sorted(toolchain.items())]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

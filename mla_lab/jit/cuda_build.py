@@ -35,6 +35,11 @@ build kernel.so: link kernel.o binding.o
 """
 
 
+def flags(arch: str) -> str:
+    """Commands of a build, with names in place of a machine's paths and a build's own options."""
+    return NINJA + gencode(arch)
+
+
 def gencode(arch: str) -> str:
     """nvcc's option for machine code of one architecture, without PTX."""
     return f"-gencode arch=compute_{arch.removeprefix('sm_')},code={arch}"

@@ -1,6 +1,6 @@
 """GQA and MQA decode, from arguments to a backend.
 
-    check      arguments -> CheckedGqaCall, or an error that says what was wrong
+    check      arguments -> CheckedGqaCall, or an error that names what was wrong
     choose     the CUDA C++ kernel where it can, torch elsewhere
     run        the backend writes out and lse
 

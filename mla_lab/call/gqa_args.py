@@ -48,7 +48,8 @@ class GqaArgs:
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2] or [num_tokens, ...] (`mla_lab.core.masks`);
         None is causal.
     max_q_len, cum_seq_lens_q: ragged queries: int32 [batch + 1] prefix sums, and a bound of a
-        request's query tokens, which saves a GPU the copy that would read it.
+        request's query tokens, which saves a GPU the copy that would read it. Rows of a request
+        with more tokens are right or NaN there.
     skip_softmax_threshold_scale_factor: as in MLA decode; on the torch backend.
     uses_shared_paged_kv_idx: keys and values have one table of pages.
     lse, return_lse: fp32 [num_tokens, heads], natural log, without the sink.
@@ -105,7 +106,7 @@ GQA_INTEGERS = integers_of(GQA_PARAMETERS)
 
 @dataclass(frozen=True)
 class GqaForm:
-    """What is known of a checked call without reading a tensor; lengths are bounds."""
+    """Facts of a checked call that need no read of a tensor; lengths are bounds."""
 
     batch: int
     total_q: int

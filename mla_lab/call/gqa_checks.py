@@ -252,7 +252,7 @@ def _read_values(
 
 
 def _check_q_len_per_req(args: GqaArgs, form: GqaForm, q_lens: tuple[int, ...] | None) -> None:
-    """Prefix sums say the query lengths; beside them it is their bound, the longest or all."""
+    """Prefix sums give the query lengths; q_len_per_req beside them is the longest or a bound."""
     q_len = args.q_len_per_req
     if q_len in (None, 1, form.max_q_len):
         return

@@ -15,7 +15,7 @@ from ..core.errors import BuildError
 from ..core.installed import version_of
 from .host_cpu import host_cpu
 
-#: CUDA releases whose nvcc knows every architecture of `arch.ARCHS`
+#: CUDA releases whose nvcc supports every architecture of `arch.ARCHS`
 NVCC_RELEASES = ((12, 8), (12, 9), (13, 0), (13, 1), (13, 2), (13, 3), (13, 4), (13, 5))
 #: what nvcc consists of on PyPI
 NVCC_WHEELS = "nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-cccl"
@@ -90,7 +90,7 @@ def _output(program: str, *arguments: str) -> str:
 
 
 def nvcc_release(nvcc: Path) -> tuple[int, int]:
-    """CUDA release of an nvcc, checked against the ones that know our architectures."""
+    """CUDA release of an nvcc, checked against those that support our architectures."""
     match = re.search(r"release (\d+)\.(\d+)", _output(str(nvcc), "--version"))
     if match is None:
         raise BuildError(f"nvcc: {nvcc} does not state its release; supported: CUDA {_releases()}")

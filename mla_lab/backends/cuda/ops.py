@@ -32,7 +32,7 @@ class DevicePlanner:
     """Makes on the device the plan that `plan.make_plan` makes on the host by the policy
     "fixed_size", which is batch invariant, tile for tile.
 
-    Bounds, not lengths, are known here: at most `max_batch` requests, `max_q_len` query tokens
+    It is made for bounds of lengths: at most `max_batch` requests, `max_q_len` query tokens
     and `max_kv_len` cached tokens each, and `total_q` query tokens in all if given.
     """
 

@@ -29,7 +29,7 @@ def test_a_line_for_each_policy(capsys):
         make = plan_without if row["policy"] in RULES else make_plan
         plan = make(PROBLEM, **{"rule" if row["policy"] in RULES else "policy": row["policy"]})
         assert row["tiles"] == plan.num_tiles
-        assert row["partials"] == plan.num_slots
+        assert row["partials"] == plan.num_partials
         assert row["workspace_bytes"] == plan.workspace.nbytes
         assert row["splits"] == [plan.splits().min(), plan.splits().max()]
         assert row["simulated_us"] > 0

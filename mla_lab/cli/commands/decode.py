@@ -179,7 +179,7 @@ def _plan_report(plan: Plan) -> dict[str, Any]:
         "tiles": plan.num_tiles,
         "workers": plan.num_workers,
         "splits": [int(splits.min()), int(splits.max())],
-        "partials": plan.num_slots,
+        "partials": plan.num_partials,
     }
 
 

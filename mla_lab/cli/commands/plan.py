@@ -140,7 +140,7 @@ def _row(
         "policy": policy,
         "tiles": plan.num_tiles,
         "splits": [int(splits.min()), int(splits.max())],
-        "partials": plan.num_slots,
+        "partials": plan.num_partials,
         "workspace_bytes": plan.workspace.nbytes,
         "simulated_us": timeline and timeline.makespan,
         "busy": timeline and timeline.utilisation(),

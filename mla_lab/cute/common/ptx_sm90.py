@@ -151,6 +151,16 @@ def shift_pair(low: Uint32, high: Uint32, bits: Any) -> Uint32:
     return ptx("shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};", low, high, bits, out=Uint32)
 
 
+def bits_below(count: Any) -> Uint32:
+    """A word whose first `count` bits are set: none from 0 down, all from 32 on."""
+    return ptx(
+        "{ .reg .s32 n; .reg .b32 one; max.s32 n, {$r0}, 0; mov.b32 one, 1;"
+        "shl.b32 one, one, n; sub.s32 {$w0}, one, 1; }",
+        count,
+        out=Uint32,
+    )
+
+
 def count_up(counter: cute.Pointer, last: Any, order: str) -> None:
     """Add one to a global counter that wraps from `last` to 0; `order` is "release" or "relaxed".
     A reduction (`red`): no value returns."""

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from ..common.ptx_sm90 import shift_pair
+from ..common.ptx_sm90 import pick, shift_pair
 from ..rows_on_m.mask import draft_word
 from ..rows_on_m.params import BLOCK
 from ..rows_on_m.work_records import visible
@@ -35,17 +35,19 @@ def apply_causal(scores, left):
 
 @cute.jit
 def apply_tree(cta: Cta, scores, work, row, first):
-    """Scores that the packed mask excludes become -inf, and those past the work tile; the thread's
-    first score is at position `first`."""
+    """Scores that the packed mask excludes become -inf, and those past the request's end or the
+    work tile; the thread's first score is at position `first`. They are NaN where the mask has no
+    columns for the request's last query tokens."""
     g = cta.g
     column = first - (work.kv_len - work.q_len)
     draft = (work.global_row + row) // g.heads
     words = [draft_word(g, draft, (column >> 5) + i) for i in range(3)]
     window = [shift_pair(words[i], words[i + 1], column) for i in range(2)]
-    left = work.end * BLOCK - first
+    left = cutlass.min(work.end * BLOCK, work.kv_len) - first
     for c in cutlass.range_constexpr(S_COLUMNS):
         bit = window[c // 32] & Uint32(1 << c % 32)
         scores[c] = scores[c] if (bit != Uint32(0)) & (c < left) else -Float32.inf
+    scores[0] = pick(work.q_len > 32 * g.mask.shape[1], Float32.nan, scores[0])
 
 
 @cute.jit

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
-from ..common.ptx_sm90 import fresh_thread, pick, shift_pair
+from ..common.ptx_sm90 import bits_below, fresh_thread, pick, shift_pair
 from .params import BLOCK, Cta, Globals, Work
 from .work_records import read_work, visible
 
@@ -59,8 +59,9 @@ def draft_word(g: Globals, draft, word):
 
 @cute.jit
 def apply_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
-    """Scores that the packed mask excludes become -inf; all positions before the draft are visible.
-    The tile begins at position `first`.
+    """Scores that the packed mask excludes become -inf, and those past the request's end, whatever
+    its bits there are; all positions before the draft are visible. The tile begins at position
+    `first`.
 
     Where the mask has no columns for the request's last query tokens, a score of inf makes the row
     NaN. The maximum of a tile's scores, which decides whether it is skipped, would leave a NaN out.
@@ -68,10 +69,12 @@ def apply_tree(g: Globals, acc: cute.Tensor, work: Work, first: Int32):
     tid = fresh_thread()
     scores = rows_of(acc)
     column = 2 * (tid & 3) - (work.kv_len - work.q_len - first)
+    left = work.q_len - column
     for h in cutlass.range_constexpr(2):
         draft = (work.global_row + first_row(tid) + 8 * h) // g.heads
         words = [draft_word(g, draft, (column >> 5) + i) for i in range(3)]
         window = [shift_pair(words[i], words[i + 1], column) for i in range(2)]
+        window = [window[i] & bits_below(left - 32 * i) for i in range(2)]
         for c in cutlass.range_constexpr(cute.size(acc) // 2):
             at = column_of(c)
             bit = window[at // 32] & Uint32(1 << at % 32)

@@ -50,10 +50,16 @@ class Emulated(EmulateBackend, KeepAbGatherBackend):
     gpu = replace(H200, sms=6)
 
 
-def run(inputs: DecodeInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of a call and of its repetition, which have the same bits."""
+def run(
+    inputs: DecodeInputs, lens: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of a call and of its repetition, which have the same bits. `lens`: the call's
+    numbers of slots once it has been checked, as a GPU's may hold anything."""
     arguments = {**native_arguments(inputs, False), "workspace_buffer": None}
     call, _ = decode.prepare(native_args(**arguments, backend="torch"))
+    if lens is not None:
+        assert call.args.sparse_mla_top_k_lens is not None
+        call.args.sparse_mla_top_k_lens.copy_(lens)
     backend = Emulated()
     assert backend.supports(call.features, call.problem, None) is None
     plan = backend.plan(call, None)
@@ -225,3 +231,19 @@ def test_missing_slots_anywhere_in_a_list_are_left_out(kv_format: str) -> None:
     assert error(out, expected.out.reshape(out.shape)).relative < 0.004
     assert lse_error(lse, expected.lse.reshape(lse.shape)) < 1e-5
     assert torch.isfinite(lse).all()
+
+
+@needs_cxx
+@pytest.mark.slow
+@pytest.mark.parametrize("formats", IN_TIME, ids="-".join)
+def test_lengths_beyond_a_list_count_its_slots_once(formats: tuple[str, str]) -> None:
+    """Lengths on a GPU are read by the kernel alone: those above top_k count as top_k, and negative
+    ones as 0."""
+    made = replace(small(64, top_k=70, kv=(300,) * 5), q_dtype=formats[0], kv_format=formats[1])
+    inputs = make_inputs(made, 3, ["lse"])
+    lens = torch.tensor((70, 70, 70, 0, 60), dtype=torch.int32)
+    inputs = replace(inputs, sparse_mla_top_k_lens=lens)
+    expected = decode_reference(inputs)
+    out, lse = run(inputs, torch.tensor((71, 128, 700, -200, 60)))
+    assert error(out, expected.out.reshape(out.shape)).relative < BOUNDS[formats[0]][0]
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < BOUNDS[formats[0]][1]

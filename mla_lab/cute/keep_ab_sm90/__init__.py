@@ -31,12 +31,12 @@ from ...core.errors import unsupported
 from ...plan.config import KernelConfig
 from ..common.launch_arguments import LaunchForm, exported
 from ..registry import CuteEntry
-from ..rows_on_m.params import ELEMENTS, SHARED_BYTES
+from ..rows_on_m.params import ELEMENTS, PAGED, SHARED_BYTES, SPARSE
 from ..rows_on_m.profile import CTA_EVENTS
 from .dual import CAUSAL, ONE_TOKEN
 from .fp8.params import Fp8Config, fp8_facts
 from .kernel import KeepAB
-from .params import PAGED, SPARSE, Config
+from .params import Config
 
 PAGE_SIZES = (16, 32, 64, 128)
 #: of 16 bits

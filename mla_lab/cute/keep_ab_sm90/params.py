@@ -30,8 +30,6 @@ SWIZZLE_ROWS = 8
 Q_STEPS_IN_REGISTERS = 31
 #: value of `rescale_log2` of a tile whose PV is skipped
 SKIPPED = 255
-#: how a token is found where tokens are fetched one by one
-PAGED, SPARSE = 1, 2
 
 #: see the table in `kernel_bf16`
 QK_SOFTMAX_BARRIER = NamedBarrier(1, 128)
@@ -47,8 +45,6 @@ class Config(SharedConfig):
     rescale_log2: float = 8.0
     #: k-steps of the next tile's QK that may be unfinished when PV of a tile starts
     qk_steps_pending: int = 8
-    #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: tiles by TMA
-    gather: int = 0
 
     @property
     def fetches_tokens(self) -> bool:

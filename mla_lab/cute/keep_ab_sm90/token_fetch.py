@@ -13,8 +13,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 
 from ..common.ptx_sm90 import ptx
 from ..rows_on_m.mask import apply_mask, apply_valid
-from ..rows_on_m.params import Cta, Work
-from .params import PAGED, SPARSE
+from ..rows_on_m.params import PAGED, SPARSE, Cta, Work
 
 
 def copy16(target: Int32, source: cute.Pointer, offset: int, size: Int32, line: int = 64) -> None:

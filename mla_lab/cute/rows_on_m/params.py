@@ -22,6 +22,8 @@ NO_PAGE = 1 << 30
 RECORDS, RECORD_WORDS = 3, 14
 #: where the page ids begin in a record
 FIRST_PAGE = 10
+#: how a token is found where tokens are fetched one by one: by its page, or its slot of a list
+PAGED, SPARSE = 1, 2
 #: bytes of shared memory that one CTA can have
 SHARED_BYTES = 232_448
 
@@ -52,6 +54,8 @@ class Config:
     skip: int = 0
     #: work follows from the rule of batch invariance, and each tile's merge behind the next tile
     pieces: int = 0
+    #: PAGED or SPARSE: tokens are fetched one by one (`producer_gather`); 0: tiles by TMA
+    gather: int = 0
     #: the kernel has swap_ab as well, which takes batches of few blocks (`dual`): 1 for requests of
     #: one query token, 2 with the causal rule
     dual: int = 0

@@ -7,13 +7,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32
+from cutlass import Int32, Int64, Uint32, const_expr
 
 from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import tile_words
-from .params import BLOCK, RECORD_WORDS, RECORDS, Config, Globals, Work
+from .params import BLOCK, RECORD_WORDS, RECORDS, SPARSE, Config, Globals, Work
 
 #: more blocks than any request has, whose first position still fits into 32 bits
 MOST_BLOCKS = 1 << 24
@@ -89,16 +89,20 @@ def store_record(
     cfg: cutlass.Constexpr[Config], g: Globals, s: Any, words: Int32, loads: RecordLoads,
     index: Int32, rank: Int32,
 ):  # fmt: skip
-    """The record of a plan's row, by one warp."""
+    """The record of a plan's row, by one warp. A list of slots is no longer than its row of the
+    table, whatever its length in memory."""
     request = cute.arch.shuffle_sync(words, 0)
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
-    begin, end = span_of(words, loads.kv_len)
+    kv_len = loads.kv_len
+    if const_expr(cfg.gather == SPARSE):
+        kv_len = cutlass.min(cutlass.max(kv_len, 0), g.block_table.shape[1])
+    begin, end = span_of(words, kv_len)
     first_token = cute.arch.shuffle_sync(loads.token, 0)
     q_len = cute.arch.shuffle_sync(loads.token, 1) - first_token
     found = [
         request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
-        first_token * g.heads + first_row, q_len, loads.kv_len,
+        first_token * g.heads + first_row, q_len, kv_len,
         *(cute.arch.shuffle_sync(loads.page, i) for i in range(4)),
     ]  # fmt: skip
     if cute.arch.lane_idx() == 0:

@@ -25,7 +25,7 @@ from ...common.fp8 import join_two, round_two
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import NO_SCORE, butterfly, fresh_thread, pick, ptx
 from ...rows_on_m.mask import first_row, mask_free_until, rows_of
-from ...rows_on_m.params import BLOCK, Cta, Work
+from ...rows_on_m.params import BLOCK, SPARSE, Cta, Work
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import (
@@ -38,7 +38,7 @@ from ..mainloop_qk_softmax import (
     thread_row_max,
     zero_v_tail,
 )
-from ..params import BOX, ROPE_BOX, SPARSE
+from ..params import BOX, ROPE_BOX
 from ..token_fetch import load_valid, mask_scores
 from .p_exchange_2cta import own_rows
 

@@ -18,9 +18,9 @@ from cutlass import Float16, Float32, Int32, const_expr
 from ...common.pipeline import PipelineState
 from ...common.ptx_sm90 import float_bits, fresh_thread, pack2, stmatrix_x4
 from ...rows_on_m.mask import first_row, rows_of
-from ...rows_on_m.params import Cta
+from ...rows_on_m.params import SPARSE, Cta
 from ..mainloop_qk_softmax import RowState, store_row_values, thread_row_max
-from ..params import BOX, ROPE_BOX, SPARSE
+from ..params import BOX, ROPE_BOX
 from . import kv_656
 from .mainloop_qk_softmax import matrix_row, nothing, raise_row_max
 from .p_exchange_2cta import own_p, own_rows

@@ -36,8 +36,8 @@ from ....plan.config import KernelConfig
 from ...common.barriers import MBarriers
 from ...common.kv_656 import SCALE_GROUPS
 from ...common.pipeline import Pipeline
-from ...rows_on_m.params import BLOCK, BOXES, RECORD_WORDS, RECORDS
-from ..params import BOX, ROPE_BOX, SPARSE, Config
+from ...rows_on_m.params import BLOCK, BOXES, RECORD_WORDS, RECORDS, SPARSE
+from ..params import BOX, ROPE_BOX, Config
 
 #: stages that a bf16 query passes through, once per work tile, and its boxes: 64 rows by 32
 #: columns, one k-step, each as large as a box of the cache

@@ -27,11 +27,10 @@ from cutlass.cute.nvgpu import warpgroup
 
 from ...common.pipeline import PipelineState, StagePhases
 from ...common.ptx_sm90 import ptx
-from ...rows_on_m.params import Cta
+from ...rows_on_m.params import SPARSE, Cta
 from ...rows_on_m.profile import profile_tile
 from ...rows_on_m.work_records import read_work
 from ..mainloop_qk_softmax import RowState, TileContext
-from ..params import SPARSE
 from ..token_fetch import load_valid, mask_scores
 from . import kv_656
 from .mainloop_qk_softmax import finish_rows, nothing, tile_context

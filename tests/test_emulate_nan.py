@@ -148,3 +148,25 @@ def test_rows_of_a_request_longer_than_its_mask_is_wide_are_nan(
     right = call.expected.out.reshape(37, -1)[34:], call.expected.lse.view(37, -1)[34:]
     assert rel_error(out[34:], right[0]) < EIGHT_BITS[0]
     assert lse_error(lse[34:], right[1]) < EIGHT_BITS[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "splits"),
+    [
+        (keep_ab({}, features=1), 1),
+        (keep_ab({}, features=1), 3),
+        pytest.param(keep_ab({"kv_format": "fp8_656"}, features=1, gather=2), 0, marks=needs_time),
+    ],
+    ids=lambda value: value if isinstance(value, int) else value.name(),
+)
+def test_out_is_nan_where_a_sink_is(config: KernelConfig, splits: int) -> None:
+    """The lse is without the sink."""
+    inputs = make_inputs(problem_for(config, (150,)), 0, ["lse", "sinks"], workspace_bytes=64)
+    assert isinstance(inputs.sinks, torch.Tensor)
+    inputs.sinks[3] = math.nan
+    call = call_of(config, inputs, splits)
+    EmulatedKernel.of(jit.compile(config))(*call.args)
+    rows = call.out.view(-1, call.out.shape[-1]).float()
+    assert bool(rows[3].isnan().all()) and bool(call.lse.isfinite().all())
+    rows[3] = 0.0
+    assert bool(rows.isfinite().all())

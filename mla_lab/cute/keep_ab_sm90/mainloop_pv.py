@@ -14,7 +14,7 @@ from ..common.feature_operands import with_scales
 from ..common.fixed_pieces import OWN_PIECES
 from ..common.pipeline import StagePhases
 from ..common.ptx_sm90 import LN2, fresh_thread, pick
-from ..rows_on_m.epilogue_store import store_lse, store_rows
+from ..rows_on_m.epilogue_store import inverse_sum, store_lse, store_rows
 from ..rows_on_m.mask import rows_of
 from ..rows_on_m.params import BLOCK, LATENT, PV_BARRIER, Cta
 from ..rows_on_m.profile import profile_event, profile_tile
@@ -65,7 +65,7 @@ def epilogue(cta: Cta, acc: cute.Tensor, index, piece: Any = None):
     s.stats_read.arrive(0)
     if const_expr(not cfg.features):  # otherwise sRowMax holds the lse
         lse = [(lse[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2) for h in range(2)]
-    inverse = [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in sums]
+    inverse = [inverse_sum(cfg, x) for x in sums]
     if work.slot >= 0:
         if const_expr(cfg.pieces):
             strips = strips_for_sum(cta, wg, work, index, piece)

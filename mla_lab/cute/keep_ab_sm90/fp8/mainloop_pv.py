@@ -23,8 +23,8 @@ from ....plan.promotion import PROMOTED_TILES
 from ...common.feature_operands import with_scales
 from ...common.fp8 import load_step
 from ...common.pipeline import PipelineState, StagePhases
-from ...common.ptx_sm90 import LN2, fresh_thread, load2, pack2, pick, ptx
-from ...rows_on_m.epilogue_store import store_pair, store_row_lse
+from ...common.ptx_sm90 import LN2, fresh_thread, load2, pack2, ptx
+from ...rows_on_m.epilogue_store import inverse_sum, store_pair, store_row_lse
 from ...rows_on_m.params import BLOCK, Cta, Work
 from ...rows_on_m.profile import profile_event, profile_tile
 from ...rows_on_m.work_records import read_work
@@ -232,7 +232,7 @@ def inverse_sums(cta: Cta, j):
     """1 / row sum of a thread's two rows of 8, 0 for an empty row. Read where they are needed:
     sixteen would be too many registers."""
     sums = load2(cta.s.sRowSum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
-    return [pick(x > 0.0, cute.arch.rcp_approx(x), Float32(0.0)) for x in (sums[0], sums[1])]
+    return [inverse_sum(cta.cfg, x) for x in (sums[0], sums[1])]
 
 
 @cute.jit

@@ -16,19 +16,19 @@ from ..common.feature_operands import with_scales
 from ..common.ptx_sm90 import pick
 from ..rows_on_m.params import Cta, Work
 from .keep_ab_combine import MergeShare
-from .keep_ab_partials import REGION, WARPS, OwnStrips, discard_strip, merging_warp
+from .keep_ab_partials import REGION, WARPS, OwnStrips, discard_strip
 from .keep_ab_registers import (
     FEW_SPLITS,
     PAIR,
     Strips,
     add_strips,
     factors_of,
-    load_row_values,
     load_two,
     pieces_of,
-    row_factors,
     store_strips,
     sum_in_registers,
+    warp_strips,
+    weigh_strip,
 )
 
 HALF = FEW_SPLITS // 2
@@ -67,20 +67,14 @@ def load_four_strips(cta: Cta, share, own, split_idx, strip, wide):
 @cute.jit
 def sum_four_strips(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     """As `keep_ab_registers.sum_in_registers`, with half as many addresses."""
-    cfg, g = cta.cfg, with_scales(cta.cfg, cta.g)
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
+    g = with_scales(cta.cfg, cta.g)
     wide = share.splits <= HALF
     width = pick(wide, Int32(2 * PAIR), Int32(PAIR))
-    end = share.first + share.count
-    w = cute.arch.make_warp_uniform(merging_warp(cfg, tid))
-    for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
+    first, end = warp_strips(cta, share, width)
+    for strip in cutlass.range(first, end, WARPS * width, unroll=1):
         strip = cute.arch.make_warp_uniform(strip)
         parts = load_four_strips(cta, share, own, work.split_idx, strip, wide)
-        values = load_row_values(cta, share, strip)
-        row = 16 * (strip >> 5) + lane // 4
-        column = (strip & 31) * 16
-        factors = row_factors(cta, g, work, values, row, strip)
+        row, column, factors = weigh_strip(cta, g, work, share, strip)
         now, later = pieces_of(parts[:HALF]), pieces_of(parts[HALF:])
         weights, others = factors_of(factors, 0, HALF), factors_of(factors, HALF, HALF)
         acc = cute.make_rmem_tensor(8 * PAIR, Float32)

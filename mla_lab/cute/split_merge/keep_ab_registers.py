@@ -148,6 +148,20 @@ def row_factors(cta: Cta, g, work: Work, values, row, strip):
     return factors
 
 
+def warp_strips(cta: Cta, share, width):
+    """The first strip of a warp that takes `width` strips at a time, and the end of the share's."""
+    tid, _, _ = cute.arch.thread_idx()
+    w = cute.arch.make_warp_uniform(merging_warp(cta.cfg, tid))
+    return share.first + w * width, share.first + share.count
+
+
+def weigh_strip(cta: Cta, g, work: Work, share, strip):
+    """Row and column of the thread in a strip, and its `row_factors`."""
+    values = load_row_values(cta, share, strip)
+    row, column = 16 * (strip >> 5) + cute.arch.lane_idx() // 4, (strip & 31) * 16
+    return row, column, row_factors(cta, g, work, values, row, strip)
+
+
 @cute.jit
 def add_strips(acc: cute.Tensor, factors: cute.Tensor, parts: cute.Tensor) -> None:
     """`acc` plus two strips of each split of `parts`, times the `factors` of the thread's rows."""
@@ -175,24 +189,18 @@ def sum_in_registers(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
     """This CTA's share, of up to `FEW_SPLITS` partials, in split order; a whole number of the
     strips that a warp takes (`merge_share`)."""
     cfg, g = cta.cfg, with_scales(cta.cfg, cta.g)
-    tid, _, _ = cute.arch.thread_idx()
-    lane = cute.arch.lane_idx()
     half = FEW_SPLITS // 2
     splits = cute.arch.make_warp_uniform(share.splits)
     log2_pairs = pick(splits <= half, Int32(1), Int32(0))
     log2_pairs = pick(splits <= half // 2, Int32(2), log2_pairs)
     pairs = Int32(1) << log2_pairs
     width = pairs * PAIR
-    end = share.first + share.count
-    w = cute.arch.make_warp_uniform(merging_warp(cfg, tid))
-    for strip in cutlass.range(share.first + w * width, end, WARPS * width, unroll=1):
+    first, end = warp_strips(cta, share, width)
+    for strip in cutlass.range(first, end, WARPS * width, unroll=1):
         if const_expr(cfg.fp8):  # whose PV warp groups lack a register
             strip = cute.arch.make_warp_uniform(strip)
         parts = load_strips(cta, share, own, work.split_idx, strip, pairs)
-        values = load_row_values(cta, share, strip)
-        row = 16 * (strip >> 5) + lane // 4
-        column = (strip & 31) * 16
-        factors = row_factors(cta, g, work, values, row, strip)
+        row, column, factors = weigh_strip(cta, g, work, share, strip)
         parts = [pieces_of(parts[i : i + 2]) for i in range(0, FEW_SPLITS, 2)]
         now, behind, later, last = parts
         weights = [factors_of(factors, i, 2) for i in range(0, FEW_SPLITS, 2)]

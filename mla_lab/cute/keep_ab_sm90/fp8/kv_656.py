@@ -174,6 +174,13 @@ def scale_warp(cta: Cta):
             state = state.advance(cfg.stages)
 
 
+def load_words(address: Any, offset: int) -> Any:
+    """Two words of shared memory."""
+    return ptx(
+        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];", address, out=[Int32] * 2
+    )
+
+
 def scale_bf16x2(words: Any, factors: Any) -> Any:
     """Four bf16 numbers times the power of two in both halves of `factors`."""
     return ptx(
@@ -201,12 +208,7 @@ def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
         factors = bits | ((bits >> 16) & 0xFFFF)
         for arrival in range(ROPE_ARRIVALS):
             for far in range(2):
-                words = ptx(
-                    "ld.shared.v2.b32 { {$w0}, {$w1} }, "
-                    f"[{{$r0}}+{arrival * BOX + 512 * h}];",
-                    at ^ (32 * far),
-                    out=[Int32] * 2,
-                )
+                words = load_words(at ^ (32 * far), arrival * BOX + 512 * h)
                 ptx(
                     f"st.shared.v2.b32 [{{$r0}}+{1024 * h}], {{ {{$r1}}, {{$r2}} }};",
                     to ^ (64 * arrival + 32 * far),
@@ -296,12 +298,7 @@ def lane_factors(s: Fp8Shared, stage: Any) -> Any:
 
 def two_factors(at: Any, group: int, step: int) -> Any:
     """Two fp16 factors for each word of a step."""
-    return ptx(
-        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, "
-        f"[{{$r0}}+{group * GROUP_FACTORS + step * STEP_FACTORS}];",
-        at,
-        out=[Int32] * 2,
-    )
+    return load_words(at, group * GROUP_FACTORS + step * STEP_FACTORS)
 
 
 def to_fp16(word: Int32, factors: Int32):

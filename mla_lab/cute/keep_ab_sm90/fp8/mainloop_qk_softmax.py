@@ -175,6 +175,13 @@ def round_weights(scale, acc, row_max, p, on_word: Callable[[int], None]):
             on_word(2 * i + h)
 
 
+def scale_of_warp(cta: Cta):
+    """The scale of the scores in base-2 units, its sign as in memory; read anew at each call."""
+    if not cta.cfg.scales:
+        return cta.g.scale_log2
+    return cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+
+
 @cute.jit
 def online_softmax_step(
     cta: Cta, acc, p, rows: RowState, rescale, on_word: cutlass.Constexpr[Callable]
@@ -184,9 +191,8 @@ def online_softmax_step(
     They are computed before it is known whether it moves: a weight that has become e4m3's greatest
     tells, so that the greatest scores of other tiles are never searched.
     """
-    scale = cta.g.scale_log2
+    scale = scale_of_warp(cta)
     if const_expr(cta.cfg.scales):
-        scale = cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
         scale = orient_scores(cta.cfg, acc, scale)
     round_weights(scale, acc, rows.row_max, p, on_word)
     tid = fresh_thread()
@@ -318,9 +324,7 @@ def start_at_sink(cta: Cta, acc, rows: RowState, tile: TileContext, tiles_left, 
     one has a score `SINK_LOG2` above one of the next 8. Later scores rarely move such a row max, so
     that the weight of that key begins at 2**`SINK_WEIGHT_LOG2`, and fewer small weights round to
     zero. A greater score in the first KV tile moves the row max as in any other one."""
-    scale = cta.g.scale_log2
-    if const_expr(cta.cfg.scales):
-        scale = cta.s.sScale[cute.arch.make_warp_uniform(fresh_thread() >> 5) & 3]
+    scale = scale_of_warp(cta)
     if all_visible(cta, tile, tiles_left, stage):
         scores = rows_of(acc)
         for h in cutlass.range_constexpr(2):

@@ -83,13 +83,6 @@ def max_of_halves(word):
     )
 
 
-def load_words(address, offset):
-    """Two words of shared memory."""
-    return ptx(
-        f"ld.shared.v2.b32 {{ {{$w0}}, {{$w1}} }}, [{{$r0}}+{offset}];", address, out=[Int32] * 2
-    )
-
-
 @cute.jit
 def max_exponents(cta: Cta, stages):
     """Biased exponents of the greatest elements of a thread's two rows of Q."""
@@ -159,8 +152,8 @@ def split_steps(cta: Cta, tSrQ: cute.Tensor, up, stages):
     # two k-steps at a time: a box of hi, and one of lo
     for pair in cutlass.range(cfg.steps // 2, unroll=1):
         boxes = [arrived_box(cfg, stages, 2 * pair + odd) for odd in (0, 1)]
-        got = [[load_words((at + box) ^ (32 * far), 512 * h) for far in (0, 1) for h in (0, 1)]
-               for box in boxes]  # fmt: skip
+        places = [(32 * far, 512 * h) for far in (0, 1) for h in (0, 1)]
+        got = [[kv_656.load_words((at + box) ^ x, y) for x, y in places] for box in boxes]
         cute.arch.sync_warp()  # hi takes the place of the first of the two
         to = hi_at + boxes[0]
         if const_expr(cfg.q_steps < cfg.steps):

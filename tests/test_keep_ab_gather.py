@@ -54,12 +54,12 @@ def run(
     inputs: DecodeInputs, lens: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result of a call and of its repetition, which have the same bits. `lens`: the call's
-    numbers of slots once it has been checked, as a GPU's may hold anything."""
+    lengths or numbers of slots once it has been checked, as a GPU's may hold anything."""
     arguments = {**native_arguments(inputs, False), "workspace_buffer": None}
     call, _ = decode.prepare(native_args(**arguments, backend="torch"))
     if lens is not None:
-        assert call.args.sparse_mla_top_k_lens is not None
-        call.args.sparse_mla_top_k_lens.copy_(lens)
+        slots = call.args.sparse_mla_top_k_lens
+        (call.args.seq_lens if slots is None else slots).copy_(lens)
     backend = Emulated()
     assert backend.supports(call.features, call.problem, None) is None
     plan = backend.plan(call, None)
@@ -247,3 +247,15 @@ def test_lengths_beyond_a_list_count_its_slots_once(formats: tuple[str, str]) ->
     out, lse = run(inputs, torch.tensor((71, 128, 700, -200, 60)))
     assert error(out, expected.out.reshape(out.shape)).relative < BOUNDS[formats[0]][0]
     assert lse_error(lse, expected.lse.reshape(lse.shape)) < BOUNDS[formats[0]][1]
+
+
+@needs_cxx
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [-1, -200, -(2**31)])
+def test_negative_lengths_are_empty_requests(length: int) -> None:
+    """With small pages no entry in front of a row of the table is read."""
+    inputs = make_inputs(replace(small(64, kv=(0, 130)), kv_format="bf16", page_size=8), 3, ["lse"])
+    expected = decode_reference(inputs)
+    out, lse = run(inputs, torch.tensor((length, 130)))
+    assert error(out, expected.out.reshape(out.shape)).relative < BOUNDS["bf16"][0]
+    assert lse_error(lse, expected.lse.reshape(lse.shape)) < BOUNDS["bf16"][1]

@@ -95,8 +95,10 @@ def store_record(
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
     kv_len = loads.kv_len
+    if const_expr(cfg.gather):  # a table is read for each token, from the first one on
+        kv_len = cutlass.max(kv_len, 0)
     if const_expr(cfg.gather == SPARSE):
-        kv_len = cutlass.min(cutlass.max(kv_len, 0), g.block_table.shape[1])
+        kv_len = cutlass.min(kv_len, g.block_table.shape[1])
     begin, end = span_of(words, kv_len)
     first_token = cute.arch.shuffle_sync(loads.token, 0)
     q_len = cute.arch.shuffle_sync(loads.token, 1) - first_token

@@ -189,6 +189,16 @@ class EmptyParityThatStays(Answer):
         return 1
 
 
+class PhaseForParity(Answer):
+    def full_parity(t):
+        return t // STAGES
+
+
+class ParityOfFiveTiles(Answer):
+    def empty_parity(t):
+        return 1 - t // STAGES * (2 - t // STAGES)
+
+
 class AlwaysAdd(Answer):
     def multiply(product, operands, stage):
         product.set(warpgroup.Field.ACCUMULATE, True)
@@ -231,6 +241,14 @@ class ForgottenMax(Answer):
             other = cute.arch.shuffle_sync_bfly(greatest, offset=lanes)
             greatest = cute.arch.fmax(greatest, other)
         return greatest
+
+
+class RaisedMax(Answer):
+    def new_max(old, greatest):
+        for lanes in (1, 2):
+            other = cute.arch.shuffle_sync_bfly(greatest, offset=lanes)
+            greatest = cute.arch.fmax(greatest, other)
+        return cute.arch.fmax(old, greatest) + 1.0
 
 
 class NoRescale(Answer):

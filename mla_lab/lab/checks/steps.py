@@ -12,13 +12,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from ..layout import IntTuple, Layout, compact
 from ..steps.compiled import DoesNotCompile
 from ..steps.kernel import StepKernel
-from ..steps.plain import in_module
+from ..steps.plain import constants_of, in_module
+from ..steps.trials import TABLE
 from .hints import NOTHING_YET, Attempt, Check, Hint, need, short
 from .step_hints import HINTS, PRAISE
 from .step_numbers import NUMBERS
+
+#: for which stages and parities of a ring are judged
+TILES = 96
 
 
 def _check(number: str, attempt: Attempt) -> str:
@@ -101,6 +107,10 @@ def _facts(kernel: StepKernel) -> None:
             "do: threads 0, 1, 2 and so on are to be neighbours along a row. Which mode of your "
             "thread layout has stride 1?",
         )
+    if kernel.step.number == "65":
+        _ring_of_any_length(kernel)
+    if kernel.step.number == "67":
+        _row_max(kernel)
 
 
 def rows_of_a_warp(kernel: StepKernel) -> tuple[int, int]:
@@ -122,6 +132,62 @@ def rows_of_a_warp(kernel: StepKernel) -> tuple[int, int]:
         return 0, 0
     touched = {i for i in range(rows) for j in range(columns) if threads(i, j) < 32}
     return len(touched), -(-32 // columns)
+
+
+def _ring_of_any_length(kernel: StepKernel) -> None:
+    """Stages and parities of more tiles than the trial has, where they are plain arithmetic: a wait
+    takes the lowest bit of what the emulator is given, and a card wants 0 or 1.
+    """
+    stages = constants_of(kernel.step.path)["STAGES"]
+    found: dict[str, list[int]] = {}
+    for name, function in kernel.functions.items():
+        try:
+            plain = in_module(function, kernel.step.path)
+            found[name] = [int(plain(t)) for t in range(TILES)]
+        except Exception:  # it needs the compiler
+            continue
+    full = [t // stages % 2 for t in range(TILES)]
+    right = {"full_parity": full, "empty_parity": [1 - parity for parity in full]}
+    if places := found.get("stage_of"):
+        right["stage_of"] = places[:stages] * (TILES // stages)
+        need(
+            sorted(places[:stages]) == list(range(stages)),
+            f"It is right here, but tiles 0 to {stages - 1} go through stages {places[:stages]}",
+        )
+    for name, values in found.items():
+        t = next((t for t in range(TILES) if values[t] != right[name][t]), None)
+        need(
+            t is None,
+            f"It is right for the {len(TABLE)} tiles of the trial, but {name}({t}) is "
+            f"{values[t or 0]}: a stage and a parity have to be right for any number of tiles, and "
+            "a parity is 0 or 1",
+        )
+
+
+def _row_max(kernel: StepKernel) -> None:
+    """`new_max` on the lanes of a warp, where it is plain arithmetic: the lse of the trial is the
+    same whatever it is relative to, while that is near enough.
+    """
+    drawn = np.random.default_rng(67).normal(0, 100, (2, 8, 4)).astype(np.float32)
+    old, greatest = drawn[0].max(1).repeat(4), drawn[1].ravel()
+    lanes = np.arange(32)
+    arch = SimpleNamespace(
+        fmax=np.maximum, shuffle_sync_bfly=lambda x, offset, **_: x[lanes ^ offset]
+    )
+    cute = SimpleNamespace(arch=arch)
+    try:
+        plain = in_module(kernel.functions["new_max"], kernel.step.path, cute=cute)
+        made = np.broadcast_to(np.float32(plain(old, greatest)), 32)
+    except Exception:  # it needs the compiler
+        return
+    right = np.maximum(old, drawn[1].max(1).repeat(4))
+    lane = int((made != right).argmax())
+    need(
+        made[lane] == right[lane],
+        f"It is right here, but new_max gives {made[lane]:g} to lane {lane}, whose quad has "
+        f"{right[lane]:g}, the old row max included: a reference that rises with each tile leaves "
+        "weights of 0 in the end",
+    )
 
 
 CHECKS: dict[str, Check] = {f"{n}.1": partial(_check, n) for n in HINTS}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from mla_lab.emulate import Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
+from mla_lab.emulate.kernel import MOST_PROGRAMS, programs
 
 from .test_emulate_checks import BARRIER, COPY, GLOBAL, PAIR, SHARED, TWO, kinds
 from .test_emulate_instructions import kernel
@@ -128,3 +132,13 @@ def test_cp_async_fills_with_zeros_behind_its_source(schedule: str) -> None:
     emulated(given, out)
     assert emulated.run.findings == []
     assert torch.equal(out, given * torch.tensor([1, 1, 0, 0], dtype=torch.int32))
+
+
+def test_few_translations_are_kept() -> None:
+    texts = [kernel(f"mov.b32 %r1, {i};") for i in range(MOST_PROGRAMS + 1)]
+    first = weakref.ref(programs(texts[0])["k"])
+    assert programs(texts[0])["k"] is first()
+    for text in texts[1:]:
+        programs(text)
+    gc.collect()
+    assert first() is None

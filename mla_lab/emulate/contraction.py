@@ -18,7 +18,7 @@ from .translate import Program
 SUMS = ("add.f32", "sub.f32")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def contracted(program: Program) -> Program:
     """The program with `fma` where ptxas makes one of a product and the sum that takes it."""
     edits = _edits(program)

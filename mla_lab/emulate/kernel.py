@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
     from .gang import Gang
 
-#: a file's kernels as programs, by the text; a translation takes up to half a second
-_programs: dict[str, dict[str, Program]] = {}
+#: PTX texts whose translations stay: one takes up to half a second, and up to 60 MB
+MOST_PROGRAMS = 8
 
 
+@lru_cache(maxsize=MOST_PROGRAMS)
 def programs(text: str) -> dict[str, Program]:
-    """The translated kernels of a PTX text; remembered in this process."""
-    if text not in _programs:
-        _programs[text] = {k.name: Program(k) for k in parse(text).values()}
-    return _programs[text]
+    """The translated kernels of a PTX text; the last few texts are remembered."""
+    return {k.name: Program(k) for k in parse(text).values()}
 
 
 @dataclass(frozen=True)

@@ -417,3 +417,25 @@ def test_products_that_were_waited_for_stay_so() -> None:
     wait = "wgmma.wait_group.sync.aligned 0; {} bar.sync 2, 128; st.shared.b32 [%r4], 0;"
     for more in ("", "wgmma.wait_group.sync.aligned 1;"):
         assert product(commit=commit + second + commit, wait=wait.format(more)) == []
+
+
+def test_lanes_that_pass_a_wait_leave_it_to_the_others() -> None:
+    """Lanes 16 to 31 pass at another mbarrier; their next wait is no wait for two phases."""
+    body = """
+@%p1 mbarrier.init.shared.b64 [%r9], 32; @%p1 mbarrier.init.shared.b64 [%r9+8], 32; bar.sync 0;
+@!%p2 bra ARRIVES;
+setp.ge.u32 %p4, %r0, 16; selp.b32 %r10, 1, 0, %p4; shl.b32 %r11, %r10, 3; add.s32 %r11, %r9, %r11;
+FIRST: mbarrier.try_wait.parity.shared.b64 %p3, [%r11], %r10; @!%p3 bra FIRST;
+bar.warp.sync -1; bar.sync 1, 64;
+SECOND: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 1; @!%p3 bra SECOND; bra END;
+ARRIVES: mov.b32 %r15, 500;
+SLOW: sub.s32 %r15, %r15, 1; setp.gt.s32 %p5, %r15, 0; @%p5 bra SLOW;
+ARRIVE bar.sync 1, 64; ARRIVE END: mov.b32 %r7, 0;"""
+    assert kinds(BARRIER + body.replace("ARRIVE ", ARRIVE)) == []
+
+
+def test_a_poll_of_an_mbarrier_is_no_wait_for_it() -> None:
+    poll = "mbarrier.test_wait.parity.shared.b64 %p3, [%r9], {};"
+    arrive = "@!%p2 " + ARRIVE + " bar.sync 1, 64;"
+    body = BARRIER + "@%p1 mbarrier.init.shared.b64 [%r9], 32; bar.sync 0;" + poll.format(0)
+    assert kinds(f"{body} bar.sync 2, 64; {arrive} {arrive} {poll.format(1)}") == []

@@ -24,7 +24,7 @@ Row = np.ndarray
 MAX_COUNT, MAX_BYTES = (1 << 20) - 1, (1 << 20) - 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Mbarrier:
     """State of one mbarrier."""
 
@@ -47,8 +47,6 @@ class Mbarrier:
     completed: Any = None
     #: arrivals of this phase by warp: clocks, and the lanes that arrived
     arrivals: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    #: fragments that wait, and the phase that each waits for
-    waiting: dict[int, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -174,7 +172,8 @@ def mbarrier_wait(
         bar = mbarrier_at(g, at, pc)
         ready = (parity[threads] & 1) != bar.phase & 1
         done[threads] = ready
-        _watch(g, bar, fragment, not some(~ready), pc)
+        if may_wait:
+            _watch(g, bar, fragment, not some(~ready), pc)
         if some(ready):
             g.machine.checker.acquires(g, bar)
             g.machine.recorder.waited(g, bar, bar.name, pc)
@@ -184,7 +183,8 @@ def mbarrier_wait(
         return after
     if not some(done & every):
         return BLOCKED
-    g.split(fragment.block, left)
+    # those that are left wait for what the fragment waited for
+    g.split(fragment.block, left).waits, fragment.waits = fragment.waits, {}
     fragment.mask = every & done
     passed[fragment.mask] = True
     return after
@@ -194,15 +194,14 @@ def _watch(g: Gang, bar: Mbarrier, fragment: Fragment, ready: bool, pc: int) -> 
     """Note which phase a fragment waits for: one that sees two phases go by waits in vain, or is
     woken by the wrong one.
     """
-    key = id(fragment)
-    since = bar.waiting.get(key)
+    since = fragment.waits.get(bar)
     if since is not None and bar.phase > since + 1:
         text = f"{bar.name} completed phases {since} to {bar.phase - 1} during a wait for {since}"
         raise fault(g, pc, "parity alias", text)
     if ready:
-        bar.waiting.pop(key, None)
+        fragment.waits.pop(bar, None)
     elif since is None:
-        bar.waiting[key] = bar.phase
+        fragment.waits[bar] = bar.phase
 
 
 @dataclass(slots=True)

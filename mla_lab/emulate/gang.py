@@ -24,12 +24,14 @@ Mask = Any
 class Fragment:
     """Threads of a gang that stand at one block."""
 
-    __slots__ = ("block", "mask", "ticket")
+    __slots__ = ("block", "mask", "ticket", "waits")
 
     def __init__(self, block: int, mask: Mask) -> None:
         self.block, self.mask = block, mask
         #: what they have arrived at and now wait for
         self.ticket: Any = None
+        #: mbarrier -> the phase that they wait for
+        self.waits: dict[Any, int] = {}
 
 
 class Gang:
@@ -115,9 +117,10 @@ class Gang:
         self.current.mask = taken
         return target
 
-    def split(self, block: int, mask: Mask) -> None:
+    def split(self, block: int, mask: Mask) -> Fragment:
         """A new fragment of threads that go on elsewhere."""
         self.fragments.append(Fragment(block, mask))
+        return self.fragments[-1]
 
     def clock(self) -> int:
         """%globaltimer and %clock64: rounds of the scheduler."""
@@ -147,6 +150,7 @@ class Gang:
             if other is not f and other.block == f.block and other.ticket is None:
                 mask = f.mask | other.mask
                 f.mask = True if 0 not in mask.tobytes() else mask
+                f.waits |= other.waits
                 self.fragments.remove(other)
                 return
 

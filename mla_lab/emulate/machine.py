@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import invalid
 from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from .findings import Fault, Finding
-from .gang import Gang
+from .gang import Fragment, Gang
 from .memory import BASE, RESERVED, GlobalMemory, SharedMemory
 from .parts import Watcher
 from .ptx import Place
@@ -254,7 +254,7 @@ class Machine:
                 pc = g.cta.program.starts[f.block]
                 instruction = g.cta.program.kernel.code[pc]
                 count = g.n if f.mask is True else int(f.mask.sum())
-                state = _waits_for(g, id(f), f.ticket)
+                state = _waits_for(f)
                 words = f"{g.name}, {count} threads: {instruction.text[:70]}{state}"
                 lines.append((words, instruction.place))
                 if state or not who:
@@ -266,16 +266,14 @@ class Machine:
         return Fault(Finding(kind, place, who, text, tuple(lines)))
 
 
-def _waits_for(g: Gang, key: int, ticket: Any) -> str:
+def _waits_for(f: Fragment) -> str:
     """What a fragment waits for, with the barrier's state."""
-    if isinstance(ticket, tuple):
-        bar = ticket[0]
+    if isinstance(f.ticket, tuple):
+        bar = f.ticket[0]
         return f" [named barrier {bar.number}: {bar.arrived} threads have arrived]"
-    for cta in g.cta.peers:
-        for bar in cta.mbarriers.values():
-            if key in bar.waiting:
-                return (
-                    f" [{bar.name}, phase {bar.waiting[key]}: {bar.pending} of {bar.expected}"
-                    f" arrivals and {bar.bytes} bytes pending]"
-                )
+    for bar, phase in f.waits.items():
+        return (
+            f" [{bar.name}, phase {phase}: {bar.pending} of {bar.expected}"
+            f" arrivals and {bar.bytes} bytes pending]"
+        )
     return ""

@@ -328,9 +328,8 @@ class _Camera(Recorder):
                 here = g.cta.program.kernel.code[g.cta.program.starts[f.block]]
                 if here.opcode.startswith("wgmma.wait"):
                     stuck[g.first // 32] = PRODUCTS
-                for bar in g.cta.mbarriers.values():
-                    if id(f) in bar.waiting:
-                        stuck[g.first // 32] = barrier_name(bar.offset - RESERVED)
+                for bar in f.waits:
+                    stuck[g.first // 32] = barrier_name(bar.offset - RESERVED)
         for cta in self.ctas:
             for bar in cta.mbarriers.values():
                 self._history(bar).left = bar.pending

@@ -439,3 +439,15 @@ def test_a_poll_of_an_mbarrier_is_no_wait_for_it() -> None:
     arrive = "@!%p2 " + ARRIVE + " bar.sync 1, 64;"
     body = BARRIER + "@%p1 mbarrier.init.shared.b64 [%r9], 32; bar.sync 0;" + poll.format(0)
     assert kinds(f"{body} bar.sync 2, 64; {arrive} {arrive} {poll.format(1)}") == []
+
+
+@pytest.mark.parametrize("wait", ["try_wait", "test_wait"])
+@pytest.mark.parametrize("taken", ["", "selp.b32 %r10, 1, 0, %p3; and.b32 %r11, %r10, 1;"])
+def test_a_wait_whose_answer_is_not_taken_orders_nothing(wait: str, taken: str) -> None:
+    body = PIPELINE.format(count=32, fence=FENCE, arrive=ARRIVE)
+    ignored = body.replace("@!%p3 bra LOOP;", taken).replace("try_wait", wait)
+    for schedule in ("fair", "greedy", "random"):
+        assert kinds(ignored, schedule=schedule)[-1] in ("race", "unwritten")
+    if taken:
+        heeded = body.replace("@!%p3", f"{taken} setp.ne.s32 %p4, %r11, 0; @!%p4")
+        assert kinds(heeded) == []

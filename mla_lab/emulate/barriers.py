@@ -157,6 +157,13 @@ def count_arrivals(g: Gang, bar: Mbarrier, arrivals: int, pc: int) -> None:
     bar.settle()
 
 
+def mbarrier_polled(g: Gang, address: Row, m: Mask, pc: int) -> None:
+    """try_wait.parity and test_wait.parity of which nobody takes the answer: neither waits until a
+    phase has ended, so that nothing is ordered behind it."""
+    for at, _ in each_address(g, address, m):
+        mbarrier_at(g, at, pc)
+
+
 def mbarrier_wait(
     g: Gang, passed: Row, address: Row, parity: Row, m: Mask, after: int, how: tuple[int, bool]
 ) -> int:

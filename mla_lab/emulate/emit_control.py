@@ -117,6 +117,8 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
         what = f"{count}, {nbytes}, {'relaxed' in s.parts}"
         return [f"mbarrier_arrive(g, {w.address(args[1])}, {what}, MASK, {pc})"]
     if kind in ("try_wait", "test_wait") and "parity" in s.parts:
+        if not w.matters(args[0], pc):
+            return [f"mbarrier_polled(g, {w.address(args[1])}, MASK, {pc})"]
         passed, parity = w.row(args[0], "pred"), w.value(args[2], "u32")
         may_wait = kind == "try_wait"
         where = f"{passed}, {w.address(args[1])}, {parity}, m, {w.next_block(pc)}"

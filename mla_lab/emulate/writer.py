@@ -33,6 +33,8 @@ BITS = {1: "pred", 2: "u16", 4: "u32", 8: "u64"}
 #: mnemonic -> which operand is the member mask
 MEMBERS = {"shfl": 4, "vote": 2, "elect": 1, "redux": 2, "bar": 0}
 ALL_LANES = 0xFFFFFFFF
+#: what makes one register of others, and does nothing else
+PLAIN = ("mov", "selp", "setp", "and", "or", "xor", "not", "cvt")
 
 Lines = list[str]
 Handler = Callable[["Writer", Instruction, int], Lines]
@@ -78,6 +80,11 @@ class Writer:
     def __init__(self, kernel: Kernel, named: list[list[str]]) -> None:
         self.kernel = kernel
         self.rows, self.counts = assign(kernel, named)
+        #: register -> instructions that name it
+        self._named: dict[str, list[int]] = {}
+        for pc, names in enumerate(named):
+            for name in names:
+                self._named.setdefault(name, []).append(pc)
         #: (type, value) of each constant row
         self.constants: list[tuple[str, Any]] = []
         # by its text: 0.0 and -0.0 are equal
@@ -170,6 +177,22 @@ class Writer:
     def values_of(self, arg: str, kind: str) -> str:
         """A list of rows that are read."""
         return f"[{', '.join(self.value(name, kind) for name in self.group(arg))}]"
+
+    def matters(self, name: str, pc: int) -> bool:
+        """Whether anything comes of the value that instruction `pc` leaves in a register: more than
+        registers from which nothing comes."""
+        left, seen = [(name, pc)], {name}
+        while left:
+            name, maker = left.pop()
+            for user in self._named[name]:
+                s = self.kernel.code[user]
+                made = s.args[0] if s.parts[0] in PLAIN and s.guard is None else ""
+                if user != maker and made not in self.rows:
+                    return True
+                if user != maker and made not in seen:
+                    left.append((made, user))
+                    seen.add(made)
+        return False
 
     def next_block(self, pc: int) -> int:
         """The block behind instruction `pc`."""

@@ -270,6 +270,7 @@ def test_flash_mla_tests(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     head, *cases = read(record)
+    assert head["card"] == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
     dense = "test_flash_mla_dense_decoding"
     assert head["there"] == {
         f"{dense} (bf16)": 73, f"{dense} (fp16)": 73, "test_flash_mla_sparse_decoding": 13,

@@ -36,5 +36,5 @@ def test_a_run_adds_a_line_to_the_record(
     assert "+4.50" in capsys.readouterr().out
     _, line = record.read_text().splitlines()
     row = json.loads(line)
-    assert row["host_us"]["native call"] == 10.5 and row["device"] == "X"
+    assert row["host_us"]["native call"] == 10.5 and row["card"] == "X"
     assert {"date", "commit"} < set(row)

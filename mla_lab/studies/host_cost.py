@@ -121,7 +121,7 @@ def main() -> None:
     today, commit = datetime.now(UTC).date().isoformat(), Revision.here().commit
     row = {"date": today, "commit": commit, "host_us": figures}
     with record.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**row, "device": torch.cuda.get_device_name()}) + "\n")
+        file.write(json.dumps({**row, "card": torch.cuda.get_device_name()}) + "\n")
 
 
 if __name__ == "__main__":

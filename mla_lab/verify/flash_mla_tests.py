@@ -226,7 +226,6 @@ def run(
             progress(f"{len(rows)}: {rows[-1]['status']} {case.test} {rows[-1]['reason']}")
     there = Counter(case.test for case in cases)
     head = of_this_run()
-    head["device"] = head.pop("card")
     head |= {"flash_mla_commit": commit, "there": dict(there)}
     return [head | {"below_flop": [SPARSE_FLOP, DENSE_FLOP], "larger": LARGER}, *rows]
 

@@ -84,7 +84,7 @@ def origin_of(name: str) -> str:
     """Card, date and commit of a record's last run."""
     if name == HOST:
         last = _lines(name)[-1]
-        return f"{last['device']}, {last['date']}, commit {last['commit'][:9]}"
+        return f"{last['card']}, {last['date']}, commit {last['commit'][:9]}"
     rows = _lines(name)
     return origin(rows) if "time" in rows[0] else where(rows)
 

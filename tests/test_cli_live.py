@@ -209,6 +209,19 @@ def test_the_commands_of_data_readme_have_the_peers_and_rounds_of_their_records(
         assert run["method"]["isolated"] == ("--quick" not in options), record
 
 
+def test_steps_measure_as_their_records_were_measured():
+    """By the peers and over the rotation of which the fits and the pages are."""
+    for name in ("h200_sweep", "h200_sweep_drawn", "h200_sweep_heldout", "h200_sweep_eight_bits"):
+        run = next(
+            row for row in read(data_dir() / f"records/{name}.jsonl") if row["kind"] == "run"
+        )
+        asked = dict(itertools.pairwise(_live_steps.COMMANDS[name][0].split()))
+        assert float(asked["--rotation-mb"]) * 1e6 == run["method"]["rotation_bytes"], name
+    run = next(row for row in read(data_dir() / "records/h200_anchor.jsonl"))
+    asked = dict(itertools.pairwise(_live_steps.COMMANDS["h200_anchor"][0].split()))
+    assert asked["--peers"].split(",") == [peer["name"] for peer in run["peers"]]
+
+
 @pytest.mark.usefixtures("card", "lines")
 def test_records_of_changed_code_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(revision.Revision, "here", lambda: revision.Revision("a" * 40, True))

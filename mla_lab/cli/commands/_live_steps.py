@@ -17,6 +17,11 @@ ANCHOR, ANATOMY, HOST = "h200_anchor", "h200_anatomy", "host_cost"
 PLAIN, PLAIN_TRACES, UNIFORM = "h200_plain", "h200_plain_traces", "h200_plain_uniform"
 PLANNED_TRACES = "h200_traces"
 PLAIN_PEERS = "--peers mla-lab-plain,flashinfer-fa3,flashmla,fa3-qv"
+ANCHOR_PEERS = (
+    "--peers mla-lab,torch-eager,triton-split-kv,flashinfer-fa3,flashmla,fa3-qv,fa3-qv-32"
+)
+#: the rotation is that of the records to which the cost model's constants were fitted
+SWEEP = "bench sweep RECORD --rotation-mb 120"
 SWEEPS = ("h200_sweep", "h200_sweep_drawn")
 HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
 #: our calls: the plain one and the one with a host plan
@@ -37,14 +42,14 @@ CUDA = "bench run RECORD --peers mla-lab-cuda --quick --kv-len 8192 --batch 1,64
 #: record -> commands that make it, one after the other; RECORD is where, LENGTHS are the mean
 #: lengths of the samples that the record then has
 COMMANDS = {
-    "h200_sweep": ["bench sweep RECORD --cases anchor"],
-    "h200_sweep_drawn": ["bench sweep RECORD --cases drawn"],
-    HELD_OUT: ["bench sweep RECORD --cases heldout"],
+    "h200_sweep": [f"{SWEEP} --cases anchor"],
+    "h200_sweep_drawn": [f"{SWEEP} --cases drawn"],
+    HELD_OUT: [f"{SWEEP} --cases heldout"],
     EIGHT_SWEEP: [
         "bench sweep RECORD --batch 1,4,16,64,128 --heads 16,32,64,128 --kv-len 1024,8192 "
-        "--formats bf16:e4m3,bf16:fp8_656,e4m3"
+        "--formats bf16:e4m3,bf16:fp8_656,e4m3 --rotation-mb 240"
     ],
-    ANCHOR: ["bench run RECORD --cases anchor --parts 3 --power"],
+    ANCHOR: [f"bench run RECORD --cases anchor {ANCHOR_PEERS} --parts 3 --power"],
     PLAIN: [f"bench run RECORD --cases anchor {PLAIN_PEERS},mla-lab-plain-tight --quick"],
     "h200_plain_eight_bits": [
         "bench run RECORD --peers mla-lab-plain,mla-lab-plain-tight --rounds 5 --quick "

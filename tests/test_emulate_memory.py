@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from mla_lab.emulate import Options
+from mla_lab.emulate import kernel as emulated
 from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.kernel import MOST_PROGRAMS, programs
+from mla_lab.emulate.races import Checker
 
 from .test_emulate_checks import BARRIER, COPY, GLOBAL, PAIR, SHARED, TWO, kinds
 from .test_emulate_instructions import kernel
@@ -142,3 +144,41 @@ def test_few_translations_are_kept() -> None:
         programs(text)
     gc.collect()
     assert first() is None
+
+
+def test_a_store_to_global_memory_is_ordered_behind_loads_of_the_word() -> None:
+    """CTA 1, or both CTAs, load a word that CTA 0 stores, behind a flag or not."""
+    body = """
+ld.param.u64 %d0, [a]; ld.param.u64 %d1, [b]; mov.u32 %r10, %ctaid.x;
+setp.ne.s32 %p4, %r10, 0; {both} @!%p4 bra WRITES;
+ld.global.b32 %r12, [%d0]; {release} [%d1], 1; bra END;
+WRITES: {acquire} %r11, [%d1]; setp.eq.s32 %p5, %r11, 0; @%p5 bra WRITES;
+{store}.b32 [%d0], 7; END: mov.b32 %r7, 0;"""
+    release, acquire = "st.release.gpu.global.b32", "ld.acquire.gpu.global.b32"
+    for both in ("", "ld.global.b32 %r13, [%d0];"):
+        for store in ("st.global", "st.relaxed.gpu.global", "atom.global.add"):
+            given = {"both": both, "store": store.replace("atom", "red")}
+            right = body.format(release=release, acquire=acquire, **given)
+            wrong = body.format(release="st.relaxed.gpu.global.b32", acquire=acquire, **given)
+            assert kinds(right.replace("add.b32", "add.u32"), TWO) == []
+            assert kinds(wrong.replace("add.b32", "add.u32"), TWO) == ["race"]
+
+
+@pytest.mark.parametrize("ends", ["", "mbarrier.arrive.shared.b64 _, [%r9];"])
+def test_clocks_of_a_launch_end_with_it(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """Without the garbage collector, and where a fault ends the launch."""
+    made: list[weakref.ref[Checker]] = []
+
+    def noted(*options: bool) -> Checker:
+        checker = Checker(*options)
+        made.append(weakref.ref(checker))
+        return checker
+
+    monkeypatch.setattr(emulated, "Checker", noted)
+    body = BARRIER + "@%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0;" + ends
+    gc.disable()
+    try:
+        assert bool(kinds(body)) == bool(ends)
+        assert [checker() for checker in made] == [None]
+    finally:
+        gc.enable()

@@ -1,7 +1,4 @@
-"""Races of global memory: what writes, releases and acquires of warps order.
-
-Of each word the last writer is kept; a read that another warp overwrites later is not.
-"""
+"""Races of global memory: what reads, writes, releases and acquires of warps order."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import numpy as np
 
 from .arithmetic import some
 from .gang import Gang
+from .memory import BASE
 from .parts import CheckerLike
 from .shadow import AGENTS, BEFORE_SC, SEEN, GlobalShadow, expand
 
@@ -44,6 +42,8 @@ class GlobalChecks:
         pc, order = where
         words = expand(offsets, n)
         self._order(g, words, pc, order, "read")
+        clock, seen = self.checker.tick(g, pc), self.checker.vectors[g.agent, SEEN]
+        self.shadow.reads[order != "weak"].add(words, AGENTS * g.agent, clock, seen)
         if order in TAKES:
             self._take(g, words, now=True)
         elif order == "relaxed":
@@ -68,18 +68,26 @@ class GlobalChecks:
         self._give(g, words, order)
 
     def _order(self, g: Gang, words: Row, pc: int, order: str, what: str) -> None:
-        shadow = self.shadow
+        shadow, seen = self.shadow, self.checker.vectors[g.agent, SEEN]
         writer, when = shadow.writer[words], shadow.when[words]
-        late = when > self.checker.vectors[g.agent, SEEN][writer]
+        late = when > seen[writer]
         if order != "weak":
             late &= ~shadow.strong[words]
         if some(late):
             i = int(late.reshape(-1).argmax())
-            address = (1 << 40) + 4 * int(words.reshape(-1)[i])
-            name = self.checker.machine.memory.describe(address)
-            other = self.checker.where(int(writer.reshape(-1)[i]), int(when.reshape(-1)[i]))
-            text = f"this {what} of global memory at {name} and the write are not ordered"
-            self.checker.note(g, pc, "race", text, (other,))
+            found = (int(x.reshape(-1)[i]) for x in (words, writer, when))
+            self._race(g, pc, f"this {what}", "write", *found)
+        # accesses that both have an order do not race
+        for reads in shadow.reads[: 1 if order != "weak" else 2] if what != "read" else ():
+            if behind := reads.behind(words, seen):
+                self._race(g, pc, f"this {what}", "read", *behind)
+
+    def _race(self, g: Gang, pc: int, this: str, other: str, *found: int) -> None:
+        """A race of an access with an earlier one: (word, agent, clock)."""
+        word, agent, clock = found
+        name = self.checker.machine.memory.describe(BASE + 4 * word)
+        text = f"{this} of global memory at {name} and the {other} are not ordered"
+        self.checker.note(g, pc, "race", text, (self.checker.where(agent, clock),))
 
     def _take(self, g: Gang, words: Row, now: bool) -> None:
         found = map(self.published.get, words.reshape(-1).tolist())

@@ -163,7 +163,9 @@ class EmulatedKernel:
             program = self.programs[launch.kernel]
             machine.run(launch, contracted(program) if options.numbers == "card" else program)
         finally:
-            run.findings += checker.findings if checker else []
+            if checker:
+                run.findings += checker.findings
+                checker.close()
             run.recorder = recorder or run.recorder
             gangs = [g for cta in machine.ctas for g in cta.gangs]
             run.instructions += sum(g.instructions * g.n for g in gangs)

@@ -205,8 +205,10 @@ class Machine:
         self.recorder.finish(self)
 
     def close(self) -> None:
-        """Let go of CTAs and threads, which hold each other."""
+        """Let go of CTAs and threads, which hold each other, and of what barriers collected."""
         for cta in self.ctas:
+            for bar in cta.mbarriers.values():
+                bar.released = bar.completed = None
             for g in cta.gangs:
                 g.team = []
             cta.gangs, cta.peers = [], []

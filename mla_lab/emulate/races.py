@@ -122,6 +122,12 @@ class Checker:
                     pc = self.places[bar.agent][-1] if self.places[bar.agent] else 0
                     self.note(g, pc, "bytes left", text)
 
+    def close(self) -> None:
+        """Let go of the parts that hold this in turn: clocks of a launch can be gigabytes, for
+        which the garbage collector would not come soon enough."""
+        for part in ("flight", "tensor", "globals", "exits"):
+            vars(self).pop(part, None)
+
     def note(
         self, g: Gang, pc: int, kind: str, text: str, others: tuple[tuple[str, Place], ...] = ()
     ) -> None:

@@ -68,13 +68,53 @@ class Shadow:
         return self._readers, self._reads[: len(self._readers)]
 
 
+class Reads:
+    """Who read each word of device memory last, and when; of reads that no order joins, each."""
+
+    def __init__(self, words: int) -> None:
+        # of words that nobody has read `when` is 0, and `reader` says nothing
+        self.reader = np.zeros(words, np.int32)
+        self.when = np.zeros(words, np.int32)
+        #: whether reads of several agents count, and when agents other than the last read each word
+        self.several = np.zeros(words, bool)
+        self._others: dict[int, Row] = {}
+
+    def add(self, words: Row, agent: int, when: int, seen: Row) -> None:
+        """An agent, which has `seen` others up to these clocks, reads words."""
+        before, then = self.reader[words], self.when[words]
+        apart = then > seen[before]
+        if apart.any():
+            self.several[words[apart]] = True
+            for other in np.unique(before[apart]).tolist():
+                mine = apart & (before == other)
+                if other not in self._others:
+                    self._others[other] = np.zeros(self.when.size, np.int32)
+                self._others[other][words[mine]] = then[mine]
+        self.reader[words], self.when[words] = agent, when
+
+    def behind(self, words: Row, seen: Row) -> tuple[int, int, int] | None:
+        """(word, agent, clock) of a read of these words that is not in `seen`."""
+        found = [(self.reader[words], self.when[words])]
+        if self.several[words].any():
+            found += [(np.full_like(words, a), times[words]) for a, times in self._others.items()]
+        for agent, when in found:
+            late = when > seen[agent]
+            if late.any():
+                i = int(late.argmax())
+                return int(words.flat[i]), int(agent.flat[i]), int(when.flat[i])
+        return None
+
+
 class GlobalShadow:
-    """Of device memory: writers alone, and whether they wrote with an order."""
+    """Of device memory: the last writers, whether they wrote with an order, and reads without an
+    order and with one."""
 
     def __init__(self, nbytes: int) -> None:
-        self.writer = np.full(nbytes // 4, -1, np.int32)
+        # of words that nobody has written `when` is 0, and `writer` says nothing
+        self.writer = np.zeros(nbytes // 4, np.int32)
         self.when = np.zeros(nbytes // 4, np.int32)
         self.strong = np.zeros(nbytes // 4, bool)
+        self.reads = Reads(nbytes // 4), Reads(nbytes // 4)
 
     def wrote(self, words: Row, agent: int, when: int, strong: bool) -> None:
         """An agent wrote words."""

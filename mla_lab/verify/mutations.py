@@ -8,11 +8,12 @@ under any of the schedules of `emulate.mutate.TRIES`. A row names the digest of 
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.revision import Revision
 from ..emulate import EmulatedKernel, mutate
@@ -27,50 +28,103 @@ FIRST_KEYS = (
     "core arrives behind the last QK of the work tile before and its reads of K (a bf16 query over "
     "e4m3 comes without load_query, and needs the wait)"
 )
-#: (what was deleted, file of the kernel's own line before it) -> why it is not reported
-REASONS: dict[tuple[str, str], str] = {
-    ("named barrier", "keep_ab_sm90/mainloop_qk_softmax.py"): (
+KEYS_COVER_P = (
+    "start_qk: that P of the stage is free follows from the wait for its keys: they were loaded "
+    "behind kv.empty, at which PV arrives when it has read the stage and its P"
+)
+
+
+class Reason(NamedTuple):
+    """Why no run can differ without what is deleted behind a line of a kernel's source, of so many
+    such deletions in a build."""
+
+    kind: str
+    file: str
+    line: str
+    why: str = ""
+    times: int = 1
+
+    def of(self, mutant: mutate.Mutant) -> bool:
+        """Whether it is of this deletion."""
+        file, number = mutant.near
+        if mutant.kind != self.kind or not file.endswith(self.file):
+            return False
+        return linecache.getline(str(SOURCES / file), number).strip() == self.line
+
+
+SOURCES = Path(__file__).resolve().parents[2]
+FP8_SOFTMAX = "keep_ab_sm90/fp8/mainloop_qk_softmax.py"
+RECORDS = "rows_on_m/work_records.py"
+REASONS = (
+    Reason(
+        "named barrier",
+        "keep_ab_sm90/mainloop_qk_softmax.py",
+        "cute.copy(ld, latent[None, None, k, 0], tSrQ[None, None, k])",
         "load_q_fragments: a warp stores the rows of Q that its own quarter of the product reads. "
         "A product begins when all four warps have issued it, each behind its stores and its "
-        "fence, and is done for all of them at a wait"
+        "fence, and is done for all of them at a wait",
     ),
-    ("mbarrier wait", "keep_ab_sm90/mainloop_qk_softmax.py"): (
-        "acquire_p of a work tile's first tile: the keys of that stage were loaded behind "
-        "kv.empty, at which PV arrives when it has read the stage and its P"
+    *(
+        Reason("mbarrier wait", FP8_SOFTMAX, line, KEYS_COVER_P)
+        for line in (
+            "return TileContext(index, mask_free), "
+            "cute.arch.make_warp_uniform(work.end - work.begin)",
+            "while tiles_left > 2:",
+            "if tiles_left == 2:",
+            "warpgroup.wait_group(0)",
+        )
     ),
-    ("mbarrier wait", "keep_ab_sm90/fp8/mainloop_qk_softmax.py"): (
-        "start_qk: that P of the stage is free follows from the wait for its keys: they were "
-        "loaded behind kv.empty, at which PV arrives when it has read the stage and its P"
-    ),
-    ("warp barrier", "split_merge/swap_ab_ll.py"): (
+    Reason(
+        "warp barrier",
+        "split_merge/swap_ab_ll.py",
+        "cute.arch.sync_warp()",
         "take_stats: a lane leaves zeros in messages that it alone has read; sync_warp is there "
-        "for convergence"
+        "for convergence",
     ),
-    ("named barrier", "swap_ab_sm90/shared_storage.py"): (
+    Reason(
+        "named barrier",
+        "swap_ab_sm90/shared_storage.py",
+        'bars = {name: MBarriers(q_full + (first[name] - first["q_full"])) for name in names}',
         "swap_ab_kernel with multicast: the cluster barrier that all threads pass next orders the "
-        "initialisation of mbarriers as well"
+        "initialisation of mbarriers as well",
     ),
-    ("named barrier", "rows_on_m/work_records.py"): (
+    Reason(
+        "named barrier",
+        RECORDS,
+        "s.records[i, index % RECORDS] = found[i]",
         "merge, of workers with more work tiles than records: the barriers of the roles' end and "
-        "of the merge before lie between the last read of a record and its next write"
+        "of the merge before lie between the last read of a record and its next write",
     ),
-    ("warp barrier", "rows_on_m/work_records.py"): (
-        "record, in a merge: a barrier of all threads follows before anybody reads the record"
+    Reason(
+        "warp barrier",
+        RECORDS,
+        "cute.arch.sync_warp()",
+        "record, in a merge: a barrier of all threads follows before anybody reads the record",
     ),
-    ("mbarrier wait", "mla_sm100/producer.py"): FIRST_KEYS,
-    ("mbarrier wait", "rows_on_m/work_records.py"): FIRST_KEYS,
-    ("cluster barrier", "rows_on_m/epilogue_store.py"): (
+    Reason(
+        "mbarrier wait",
+        "mla_sm100/producer.py",
+        "s.k_pipe.producer_acquire(PipelineState(chunk, (tile & 1) ^ 1))",
+        FIRST_KEYS,
+    ),
+    Reason("mbarrier wait", RECORDS, "if cute.arch.lane_idx() == 0:", FIRST_KEYS, 2),
+    Reason(
+        "cluster barrier",
+        "rows_on_m/epilogue_store.py",
+        "mLSE[work.global_row + row] = value",
         "decode_kernel: of a CTA's last tile both CTAs wait for o_full, which lies behind all "
-        "arrivals and products of the pair; tcgen05.dealloc is a step of both CTAs' warps"
+        "arrivals and products of the pair; tcgen05.dealloc is a step of both CTAs' warps",
     ),
-}
-#: what stands there for the compiler's sake, and orders nothing of the program
-PACERS = {
-    ("warp barrier", "fp8/mainloop_qk_softmax.py"): (
-        "on_word: keeps the steps of QK apart between those of softmax; no lane reads what "
-        "another wrote"
+)
+#: what stands there for the compiler's sake, and orders nothing of the program: on_word keeps the
+#: steps of QK apart between those of softmax; no lane reads what another wrote
+PACERS = (
+    Reason(
+        "warp barrier",
+        FP8_SOFTMAX,
+        "cute.arch.sync_warp()  # otherwise the compiler moves the steps together again",
     ),
-}
+)
 #: deletions without effect, of two kinds
 NO_EFFECT = (mutate.IDLE, mutate.PACING)
 UNEXPLAINED = "not explained"
@@ -129,7 +183,7 @@ def run_build(case: Case, kernel: EmulatedKernel, digest: str) -> Row:
 def row_of(done: Sequence[mutate.Mutant]) -> Row:
     """What came of all deletions of a build."""
     idle, pacing = ([m for m in done if m.noticed == word] for word in NO_EFFECT)
-    pacing += [m for m in done if not m.noticed and _named(m, PACERS)]
+    pacing += [m for m in done if not m.noticed and any(pacer.of(m) for pacer in PACERS)]
     judged = [m for m in done if m.noticed not in NO_EFFECT and m not in pacing]
     tried = Counter(m.kind for m in judged)
     seen = Counter(m.kind for m in judged if m.noticed)
@@ -142,24 +196,21 @@ def row_of(done: Sequence[mutate.Mutant]) -> Row:
         "nobody_waits": [f"{m.kind}: {m.place}" for m in idle],
         "pacing": [f"{m.kind}: {m.near}" for m in pacing],
         "unreported": [
-            {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": reason(m)}
-            for m in rest
+            {"what": m.kind, "place": str(m.near), "text": m.text[:80], "why": why}
+            for m, why in zip(rest, reasons(rest), strict=True)
         ],
     }
 
 
-def reason(mutant: mutate.Mutant) -> str:
-    """Why a deletion can go without a report."""
-    return _named(mutant, REASONS) or UNEXPLAINED
-
-
-def _named(mutant: mutate.Mutant, reasons: dict[tuple[str, str], str]) -> str:
-    found = (
-        why
-        for (kind, file), why in reasons.items()
-        if mutant.kind == kind and mutant.near.file.endswith(file)
-    )
-    return next(found, "")
+def reasons(rest: Sequence[mutate.Mutant]) -> list[str]:
+    """Why each of a build's deletions can go without a report; of more than were argued, none."""
+    used: Counter[Reason] = Counter()
+    found = []
+    for mutant in rest:
+        known = next((r for r in REASONS if r.of(mutant) and used[r] < r.times), None)
+        used.update([known] if known else [])
+        found.append(known.why if known else UNEXPLAINED)
+    return found
 
 
 def _rows(found: dict[str, Row]) -> list[Row]:

@@ -13,7 +13,13 @@ from mla_lab.backends.cuda import ops as cuda_ops
 from mla_lab.backends.cute import backend as cute
 from mla_lab.backends.cute import blackwell, device_plan, launch
 from mla_lab.backends.cute.backend import CuteBackend
-from mla_lab.backends.cute.device_plan import MOST_ROWS, MOST_TOKENS, check_offsets
+from mla_lab.backends.cute.device_plan import (
+    MOST_ROWS,
+    MOST_TOKENS,
+    SelfScheduled,
+    check_line,
+    check_offsets,
+)
 from mla_lab.call.bind import bind
 from mla_lab.call.checks import form_of
 from mla_lab.call.form import Features
@@ -27,6 +33,7 @@ from mla_lab.reference.tolerance import lse_error, rel_error
 
 from . import test_backend_cute as first
 from .attention_abi import AbiKernel, plan_on_host
+from .shared_builds import SWAP_AB_WALK
 from .test_backend_cute import PIECES, PLAIN, RAGGED, check, inputs_of, native
 
 #: the fixture of the first file
@@ -141,6 +148,16 @@ def test_what_32_bit_offsets_do_not_reach_is_refused(
     apart = torch.empty(4096, 1 << 19, dtype=torch.int32, device="meta")[:, :8]
     with pytest.raises(Unsupported, match="block_tables: got 4096 rows 524288 entries apart"):
         check_offsets(query, apart)
+
+
+def test_more_blocks_than_32_bits_count_are_refused() -> None:
+    """200,000 query tokens of one request over a million keys: no worker found a tile."""
+    problem = Problem.uniform(1, 200_000, 1_000_000, 16)
+    plan = SelfScheduled.of(SWAP_AB_WALK, H200, problem)
+    check_line(plan, 16 * 100_000, torch.empty(1, 15_625, device="meta"), 64)
+    with pytest.raises(Unsupported, match="got up to 200001 row tiles of 15625 blocks"):
+        check_line(plan, 16 * 200_000, torch.empty(1, 15_625, device="meta"), 64)
+    check_line(plan, 16 * 200_000, torch.empty(200_000, 2048, device="meta"), 1)
 
 
 def test_a_launch_checks_offsets(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import invalid
+from ..cute.registry import OPTIONS
 from ..jit.cute_link import link
 from .device import DTYPES
 from .host import HostCode
@@ -29,7 +30,6 @@ NAMES = {
     torch.uint8: "Uint8",
     torch.uint16: "Uint16",
 }
-OPTIONS = "--enable-tvm-ffi --generate-line-info"
 #: what the DSL promises of a tensor's address, bytes
 ALIGN = 16
 FUNCTION = "emulated"

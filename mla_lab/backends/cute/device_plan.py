@@ -33,7 +33,7 @@ from ...plan.gate import gated
 from ...plan.launch_modes import costs_of, in_waves
 from ...plan.promotion import promoted_slots
 from ...plan.selection import Selection
-from ...plan.self_schedule import Costs
+from ...plan.self_schedule import BLOCK, MOST_LENGTH, Costs
 from ...plan.workspace import LL_WORDS, MAX_GROUPS
 from ..base import refuse_capture
 from ..cuda.ops import DevicePlan, DevicePlanner
@@ -255,6 +255,20 @@ def check_offsets(query: Tensor, tables: Tensor) -> None:
     if words >= MOST_OFFSETS:
         got = f"{tables.shape[0]} rows {tables.stride(0)} entries apart"
         raise unsupported("block_tables", got, f"fewer than {MOST_OFFSETS} entries in all")
+
+
+def check_line(plan: SelfScheduled, rows: int, tables: Tensor, page_size: int) -> None:
+    """Refuse more blocks of all row tiles, with what a piece costs beside them, than 32 bits count.
+    `rows` of all requests; requests are as long as their rows of `tables` allow, in which an entry
+    stands for `page_size` tokens."""
+    if not isinstance(plan.costs, Costs):
+        return
+    tiles = rows // plan.config.tile_rows + tables.shape[0]
+    blocks = -(-tables.shape[-1] * page_size // BLOCK)
+    if tiles * (blocks + plan.costs.piece) >= MOST_LENGTH:
+        got = f"up to {tiles} row tiles of {blocks} blocks of {BLOCK} tokens"
+        supported = f"fewer than {MOST_LENGTH} blocks and costs of pieces"
+        raise unsupported("block_tables", got, supported)
 
 
 def check_partials(slots: int, tile_rows: int) -> None:

@@ -42,6 +42,7 @@ from .device_plan import (
     PlanOnDevice,
     SelfScheduled,
     check_groups,
+    check_line,
     check_offsets,
     check_partials,
     equal_lengths,
@@ -189,6 +190,8 @@ class Launch:
             config = build_for(plan.config, bounds, pdl, features)
             return cls(call, config, plan, workspace)
         if isinstance(plan, SelfScheduled):
+            rows, tables = call.form.total_q * bounds.heads, call.args.block_tables
+            check_line(plan, rows, tables, 1 if bounds.top_k else bounds.page_size)
             config = build_for(plan.config, bounds, pdl, features)
             before = cls._before_of(call, plan, workspace, gpu)
             return cls(call, config, plan, workspace, before=before)

@@ -95,7 +95,8 @@ def store_record(
     first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
     kv_len = loads.kv_len
-    if const_expr(cfg.gather):  # a table is read for each token, from the first one on
+    # its block table is read ahead of the first KV tile, or for each token
+    if const_expr(cfg.gather or cfg.fp8):
         kv_len = cutlass.max(kv_len, 0)
     if const_expr(cfg.gather == SPARSE):
         kv_len = cutlass.min(kv_len, g.block_table.shape[1])

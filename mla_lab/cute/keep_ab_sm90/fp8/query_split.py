@@ -38,6 +38,8 @@ from .params import Q_ARRIVAL_BOXES, Q_STAGES, Fp8Config
 
 #: biased fp32 exponents: of a row's greatest element after scaling, of infinity
 SCALED_TOP, INFINITE = 127 + 7, 255
+#: rows of smaller elements are not raised further: the inverse times a small scale stays above 0
+LEAST_EXPONENT = 40
 #: boxes of one stage of Q
 ARRIVED = Q_ARRIVAL_BOXES // Q_STAGES
 
@@ -128,7 +130,7 @@ def arrived_box(cfg: Fp8Config, stages, step):
 def row_factors(cta: Cta, stages):
     """Factors of the thread's two rows: powers of two, of the sign of a scale in memory."""
     up = [
-        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(SCALED_TOP - 126))) << 23)
+        bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(LEAST_EXPONENT))) << 23)
         for x in max_exponents(cta, stages)
     ]
     if not cta.cfg.scales:

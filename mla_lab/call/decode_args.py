@@ -124,7 +124,8 @@ class DecodeArgs:
         (fp32 and fp64 queries: their own dtype).
     bmm1_scale: q_scale x k_scale x softmax scale, natural units: a number, or fp32 of one element
         (finite; checked in debug mode, a number always). A number of 0 or less is no call for the
-        CuTe kernels; in memory they take any.
+        CuTe kernels; in memory they take any. Scores times it are fp32: above 1e6 in magnitude
+        weights lose digits, and above 1e8 results are undefined.
     bmm2_scale: v_scale x o_scale, applied to out only: a number, or fp32 of one element.
     sinks: fp32 [heads] or a list of one: exp(sink) is added to the denominator of each head.
     skip_softmax_threshold_scale_factor: a KV tile is skipped for a row tile where each row's
@@ -145,19 +146,22 @@ class DecodeArgs:
     cute_dsl_impl: "auto" or "monolithic"; "modular", whose rows are not causal, where q_len is 1.
     cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q.
     max_q_len: a bound of the query tokens of a request; saves a GPU the copy that would read it.
+        Rows of a request that has more are right, or NaN in out and lse.
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache
         holds tokens rank, rank + world, ... of each request, seq_lens counts those, and int32
         [batch] all of them (checked where lengths are read). With several query tokens or a mask
         seq_lens may count tokens behind a request's end too, which no row sees. Needs return_lse;
         `context_parallel.merge` merges and takes the sinks.
     sparse_mla_top_k_lens: int32 [batch] or [total_q], 0 to top_k: how many of the slots of a
-        query token, or of each of a request's, count. The others may hold anything. Where there
+        query token, or of each of a request's, count (to a kernel more are top_k, and less than 0
+        are 0). The others may hold anything. Where there
         are as many requests as query tokens, of query tokens.
     kv_scale_format, multi_ctas_kv_counter_buffer, use_fp16_softmax: other values than the defaults
         (or False) are not supported.
     mask: uint16 [batch, q_len, ceil(q_len / 32) x 2], ragged [total_q, ceil(max_q_len / 32) x 2]:
         bit c of draft row r, least significant first, makes draft column c visible to it
-        (`mla_lab.core.masks`). Without one, draft tokens are causal.
+        (`mla_lab.core.masks`); bits past a request's query tokens are 0, which is checked where
+        values are read, and count for nothing. Without a mask draft tokens are causal.
     batch_invariant: the bits of a request's result do not depend on the rest of the batch; with a
         plan they may differ from those without. With 8192 keys and a plan on an H200 a request
         takes 10.1 or 6.6 times as long alone (16 or 128 heads), and calls of 1024 to 8192 keys at

@@ -194,10 +194,12 @@ def test_nothing_that_autograd_follows_is_gathered(one_process, name):
         context_parallel.gather_and_merge(**given)
 
 
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("one_launch", [True, False])
-def test_a_kernel_merges_what_one_launch_gathers(one_process, monkeypatch, one_launch):
-    """The collectives are one operation where the backend has it, else one after the other."""
-    assert not context_parallel._has_one_launch(None), "gloo has no launches"
+def test_one_launch_gathers_whatever_merges(one_process, monkeypatch, one_launch, kernel):
+    """The collectives are one operation where the backend has it, else one after the other: not by
+    what merges, since a rank without a kernel's build would wait for two launches of the others."""
+    assert not context_parallel._has_one_launch(torch.device("cpu"), None), "gloo has no launches"
     outs, lses = partials(ranks=1, dtype=torch.bfloat16)
     expected = merge(outs, lses, sinks=SINK)
     taken, gathered = [], context_parallel._gather_at_once
@@ -210,14 +212,14 @@ def test_a_kernel_merges_what_one_launch_gathers(one_process, monkeypatch, one_l
         taken.append(len(transfers))
         return gathered(transfers, group)
 
-    monkeypatch.setattr(rank_kernels, "can_merge", lambda *_: True)
+    monkeypatch.setattr(rank_kernels, "can_merge", lambda *_: kernel)
     monkeypatch.setattr(rank_kernels, "merged", merged)
-    monkeypatch.setattr(context_parallel, "_has_one_launch", lambda _: one_launch)
+    monkeypatch.setattr(context_parallel, "_has_one_launch", lambda *_: one_launch)
     monkeypatch.setattr(context_parallel, "_gather_at_once", at_once)
     found = context_parallel.gather_and_merge(outs[0], lses[0], sinks=SINK)
     for got, wanted in zip(found, expected, strict=True):
         assert torch.equal(got, wanted)
-    assert taken == ([2, False] if one_launch else [False])
+    assert taken == [2] * one_launch + [False] * kernel
 
 
 @pytest.mark.parametrize(

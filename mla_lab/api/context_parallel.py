@@ -80,11 +80,11 @@ def gather_and_merge(
 
     out and lse of all ranks are gathered as they are, and merged in rank order, so that every rank
     returns the same bits where all of them merge alike: on the same kind of card, all or none with
-    the kernel's build. Where a kernel merges, NCCL gathers both in one launch; where PyTorch does,
-    one after the other, and it computes the weights while the outs are on the way. With `peers` one
-    kernel exchanges and merges, over its group and by its rules. CUDA graphs may capture the call,
-    after one equal call. Raises Unsupported for an out or lse that autograd follows: a collective
-    has no derivative.
+    the kernel's build. NCCL gathers both in one launch; other backends gather the lses first, and
+    PyTorch computes the weights while the outs are on the way. With `peers` one kernel exchanges
+    and merges, over its group and by its rules. CUDA graphs may capture the call, after one equal
+    call. Raises Unsupported for an out or lse that autograd follows: a collective has no
+    derivative.
     """
     _check_own(out, lse)
     _check_merged(lse.shape[-1], lse.device, sinks, lse_base)
@@ -139,15 +139,16 @@ def start_gather(out: Tensor, lse: Tensor, *, group: dist.ProcessGroup | None = 
         transfers.append((every, own))
         # the number of rows, which may be 0, is not left to view
         rows.append(every.view(tensor.dtype).view(world, tensor.numel() // last.numel(), *last))
-    # a kernel reads both at once, PyTorch the lses first
-    at_once = rank_kernels.can_merge(rows[1], rows[0]) and _has_one_launch(group)
+    # alike on all ranks, whatever merges there: one launch does not meet two of another rank
+    at_once = _has_one_launch(out.device, group)
     works = _gather_at_once(transfers, group) if at_once else _gather_in_turn(transfers, group)
     return Gathering(rows[0], rows[1], works, (out.shape, lse.shape))
 
 
-def _has_one_launch(group: dist.ProcessGroup | None) -> bool:
-    """Whether several collectives on a GPU may be one launch."""
-    return _coalesced is not None and "cuda:nccl" in dist.get_backend_config(group)
+def _has_one_launch(device: torch.device, group: dist.ProcessGroup | None) -> bool:
+    """Whether several collectives of this device's tensors may be one launch."""
+    backends = dist.get_backend_config(group)
+    return _coalesced is not None and device.type == "cuda" and "cuda:nccl" in backends
 
 
 def _gather_in_turn(transfers: Transfers, group: dist.ProcessGroup | None) -> tuple[Any, Any]:

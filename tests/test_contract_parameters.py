@@ -21,7 +21,7 @@ from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import error, lse_error
 
-#: position, name and default, as FlashInfer 0.7.2 and its pull requests list them
+#: position, name and default, as FlashInfer 0.7.4 and its pull requests list them
 LIST = [
     ("query", inspect.Parameter.empty),
     ("kv_cache", inspect.Parameter.empty),

@@ -1,7 +1,7 @@
 """The calls that serving engines make, by FlashInfer's names and parameter lists.
 
 Code that imports them from `flashinfer.mla` runs on ours by changing the import. Order and defaults
-are FlashInfer 0.7.2's and those of its pull requests for ragged queries, XQA, speculative masks and
+are FlashInfer 0.7.4's and those of its pull requests for ragged queries, XQA, speculative masks and
 a CuTe DSL backend; what is ours is keyword-only. Both are the native call (`api.decode`) with that
 list, which `call.decode_args` declares.
 """
@@ -46,7 +46,7 @@ trtllm_batch_decode_with_kv_cache_mla = _of(
 
     Returns out, or (out, lse) with return_lse; rows without a key have out 0 and lse -inf.
     Raises InvalidInput, InvalidType or Unsupported before anything runs.
-    Source: flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla (FlashInfer 0.7.2).
+    Source: flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla (FlashInfer 0.7.4).
     """,
         fixed={"native": "False"},
     ),
@@ -62,7 +62,7 @@ xqa_batch_decode_with_kv_cache_mla: Callable[..., Tensor] = function(
     128 heads, no sinks, SM120) do not hold here: what the backend supports is run.
 
     Returns out. Raises InvalidInput, InvalidType or Unsupported before anything runs.
-    Source: flashinfer.mla.xqa_batch_decode_with_kv_cache_mla (FlashInfer 0.7.2).
+    Source: flashinfer.mla.xqa_batch_decode_with_kv_cache_mla (FlashInfer 0.7.4).
     """,
     fixed={
         "native": "False",

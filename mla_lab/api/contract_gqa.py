@@ -26,7 +26,9 @@ _XQA_LACKS = (
     *("out_dtype", "o_sf_scale", "o_sf_vec_size", "backend", "max_q_len", "cum_seq_lens_q"),
     *("skip_softmax_threshold_scale_factor", "uses_shared_paged_kv_idx", "lse", "return_lse"),
     *("bmm1_scale_log2", "multi_ctas_kv_counter_buffer", "enable_block_sparse_attention"),
-    *("bf16q_fp8kv_transform_mode", "batch_invariant"),
+    *("cp_world", "cp_rank", "causal_seqlens_kv_global", "bf16q_fp8kv_transform_mode"),
+    *("request_order", "request_order_plan", "sparse_top_k", "length_aware_schedule"),
+    "batch_invariant",
 )
 _XQA = [
     p.replace(default="NHD") if p.name == "kv_layout" else p
@@ -79,7 +81,7 @@ trtllm_batch_decode_with_kv_cache = _of(
 
     Returns out, or (out, lse) with return_lse; rows without a key have out 0 and lse -inf.
     Raises InvalidInput, InvalidType or Unsupported before anything runs.
-    Source: flashinfer.decode.trtllm_batch_decode_with_kv_cache (FlashInfer 0.7.2).
+    Source: flashinfer.decode.trtllm_batch_decode_with_kv_cache (FlashInfer 0.7.4).
     """,
     ),
 )
@@ -95,7 +97,7 @@ xqa_batch_decode_with_kv_cache: Callable[..., Tensor] = function(
     cum_seq_lens_q, and q_len_per_req then the bound of a request's query tokens.
 
     Returns out. Raises InvalidInput, InvalidType or Unsupported before anything runs.
-    Source: flashinfer.decode.xqa_batch_decode_with_kv_cache (FlashInfer 0.7.2).
+    Source: flashinfer.decode.xqa_batch_decode_with_kv_cache (FlashInfer 0.7.4).
     """,
     fixed={
         "backend": "'cuda' if getattr(query, 'is_cuda', False) else 'torch'",

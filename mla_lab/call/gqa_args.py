@@ -54,8 +54,9 @@ class GqaArgs:
     uses_shared_paged_kv_idx: keys and values have one table of pages.
     lse, return_lse: fp32 [num_tokens, heads], natural log, without the sink.
     o_sf_scale, o_sf_vec_size, kv_cache_sf: FP4, which is not supported; bmm1_scale_log2,
-        multi_ctas_kv_counter_buffer, enable_block_sparse_attention, bf16q_fp8kv_transform_mode:
-        other values than the defaults are not supported.
+        multi_ctas_kv_counter_buffer, enable_block_sparse_attention, cp_world, cp_rank,
+        causal_seqlens_kv_global, bf16q_fp8kv_transform_mode, request_order, request_order_plan,
+        sparse_top_k, length_aware_schedule: other values than the defaults are not supported.
     batch_invariant: the bits of a request's result do not depend on the rest of the batch.
     """
 
@@ -89,7 +90,14 @@ class GqaArgs:
     bmm1_scale_log2: Annotated[Any, _PLAIN] = None
     multi_ctas_kv_counter_buffer: Annotated[Any, _PLAIN] = None
     enable_block_sparse_attention: Annotated[bool, _PLAIN] = False
+    cp_world: Annotated[int, _PLAIN] = 1
+    cp_rank: Annotated[int, _PLAIN] = 0
+    causal_seqlens_kv_global: Annotated[Any, _PLAIN] = None
     bf16q_fp8kv_transform_mode: Annotated[Any, _PLAIN] = None
+    request_order: Annotated[Any, _PLAIN] = None
+    request_order_plan: Annotated[Any, _PLAIN] = None
+    sparse_top_k: Annotated[int, _PLAIN] = 0
+    length_aware_schedule: Annotated[bool, _PLAIN] = False
     _: KW_ONLY
     batch_invariant: Annotated[bool, _PLAIN] = False
 

@@ -29,8 +29,14 @@ ONLY = {
     "bmm1_scale_log2": "None: bmm1_scale may be a tensor itself",
     "multi_ctas_kv_counter_buffer": "None: counters lie in workspace_buffer",
     "enable_block_sparse_attention": "False",
+    "causal_seqlens_kv_global": "None: decode context parallel is MLA's",
     "bf16q_fp8kv_transform_mode": "None",
+    "request_order": "None",
+    "request_order_plan": "None",
+    "length_aware_schedule": "False",
 }
+#: numbers that MLA's call alone takes others of
+ONLY_NUMBERS = {"cp_world": 1, "cp_rank": 0, "sparse_top_k": 0}
 
 
 def check(args: GqaArgs) -> CheckedGqaCall:
@@ -111,6 +117,10 @@ def _check_flags(args: GqaArgs) -> None:
         value = getattr(args, name)
         if value is not None and value is not False:
             raise unsupported(name, repr(value) if isinstance(value, str) else "a value", supported)
+    for name, number in ONLY_NUMBERS.items():
+        if getattr(args, name) != number:
+            supported = f"{number}; MLA's call takes others"
+            raise unsupported(name, getattr(args, name), supported)
     check_workspace(args)
 
 

@@ -20,6 +20,7 @@ from ..common.ptx_sm90 import (
     folded_index,
     fresh_thread,
     load4,
+    pick,
     small_quotient,
 )
 from .mma import WarpGroup
@@ -61,8 +62,10 @@ def mask_causal(
 def mask_tree(
     g: Globals, acc: cute.Tensor, w: WorkTile, tile_token: Int32, token: Int32, lane: Int32
 ):
-    """Row r keeps the prefix and the draft tokens whose bits are set in its token's words."""
+    """Row r keeps the prefix and the draft tokens whose bits are set in its token's words. Where
+    the mask has no columns for the request's last query tokens, the others become NaN."""
     last, words = g.mask.shape[0] - 1, g.mask.shape[1]
+    hidden = pick(w.kv_len - w.prefix > 32 * words, Float32.nan, -Float32.inf)
     for i in cutlass.range_constexpr(cute.size(acc) // 2):
         draft = cutlass.min(small_quotient(w.out_row + thread_row(i, lane), g.heads), last)
         for h in cutlass.range_constexpr(2):
@@ -70,23 +73,9 @@ def mask_tree(
             column = at - w.prefix
             word = cutlass.max(cutlass.min(column >> 5, words - 1), Int32(0))
             bit = (Uint32(g.mask[draft, word]) >> Uint32(column & 31)) & Uint32(1)
-            keep = ((column < 0) | (bit != Uint32(0))) & (at < w.kv_len)
+            keep = ((column < 0) | (bit != Uint32(0))) & (at < w.kv_len) & (column < 32 * words)
             x = 4 * (i // 2) + 2 * h + i % 2
-            acc[x] = acc[x] if keep else -Float32.inf
-
-
-@cute.jit
-def mask_draft(
-    g: Globals, acc: cute.Tensor, w: WorkTile, tile_token: Int32, token: Int32, lane: Int32
-):
-    """The packed mask, or the causal rule where it has no element. All scores of the tile become
-    NaN where it has no columns for the request's last query tokens."""
-    if cute.size(g.mask) == 0:
-        mask_causal(acc, w, g.heads, tile_token, token, lane)
-    elif w.kv_len - w.prefix > 32 * g.mask.shape[1]:
-        acc.fill(Float32.nan)
-    else:
-        mask_tree(g, acc, w, tile_token, token, lane)
+            acc[x] = acc[x] if keep else hidden
 
 
 @cute.jit
@@ -116,7 +105,10 @@ def apply_mask(
             mask_tokens(acc, (slot_bits & (1 << h)) != 0, h)
     elif const_expr(c.tree):
         if tile_token + TILE_KV > w.prefix:
-            mask_draft(g, acc, w, tile_token, token, lane)
+            if cute.size(g.mask) > 0:
+                mask_tree(g, acc, w, tile_token, token, lane)
+            else:
+                mask_causal(acc, w, g.heads, tile_token, token, lane)
     elif const_expr(c.causal and c.fp8):
         # from the first row's token on: there is no time for a division per tile
         if tile_token + TILE_KV > w.prefix + 1:

@@ -118,9 +118,9 @@ def _check_flags(args: GqaArgs) -> None:
         if value is not None and value is not False:
             raise unsupported(name, repr(value) if isinstance(value, str) else "a value", supported)
     for name, number in ONLY_NUMBERS.items():
-        if getattr(args, name) != number:
-            supported = f"{number}; MLA's call takes others"
-            raise unsupported(name, getattr(args, name), supported)
+        got = argument.integer(name, getattr(args, name), 0)
+        if got != number:
+            raise unsupported(name, got, f"{number}; MLA's call takes others")
     check_workspace(args)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,8 @@ from mla_lab.plan import KernelConfig, WorkTile
 from mla_lab.plan.extent import row_tiles
 from mla_lab.plan.fixed_pieces import PieceCuts, bundle_of, fixed_pieces, ring_slots
 from mla_lab.plan.formula import WHOLE_BLOCKS
-from mla_lab.plan.self_schedule import Costs, self_schedule
+from mla_lab.plan.launch_modes import costs_of
+from mla_lab.plan.self_schedule import self_schedule
 from mla_lab.plan.workspace import LL_WORDS
 
 from .planner_cases import host_plan
@@ -188,7 +189,7 @@ class _Launch:
             problem,
             tile_rows=config.tile_rows,
             num_workers=num_workers,
-            costs=Costs(costs & 255, costs >> 8),
+            costs=replace(costs_of(config), piece=costs & 255, merge=costs >> 8),
         )
         assert len(self.partial_out) >= plan.num_slots
         self.tiles, self.worker_begin = torch.tensor(plan.tiles), torch.tensor(plan.worker_begin)

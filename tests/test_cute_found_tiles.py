@@ -169,25 +169,29 @@ def test_a_slot_is_written_by_one_worker_in_turn(workers: int, requests: int) ->
         assert [turn for _, turn in of_slot] == sorted({turn for _, turn in of_slot})
 
 
-@pytest.fixture(scope="module")
-def single() -> EmulatedKernel:
-    config = KernelConfig("cute/found_tiles", options=(("single", 1),))
-    return EmulatedKernel.of(jit.compile(config), Options(check=True))
+@pytest.fixture(scope="module", params=[1, 2])
+def single(request: pytest.FixtureRequest) -> tuple[EmulatedKernel, int]:
+    """The closed form, and the least blocks of a piece."""
+    config = KernelConfig("cute/found_tiles", options=(("single", request.param),))
+    return EmulatedKernel.of(jit.compile(config), Options(check=True)), request.param
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_closed_form_of_one_request_finds_the_same(single: EmulatedKernel, seed: int) -> None:
+def test_the_closed_form_of_one_request_finds_the_same(
+    single: tuple[EmulatedKernel, int], seed: int
+) -> None:
+    kernel, least = single
     rng = random.Random(seed)
     q_len = rng.choice([1, 1, 2, 4])
     longest = rng.choice([1, 64, 700, 9000, 131_072])
     kv_len = max(q_len, rng.randint(1, longest)) if rng.random() < 0.9 else 0
     problem = Problem((q_len,), (kv_len,), rng.choice([16, 64, 128]))
-    costs = Costs(rng.randint(0, 12), rng.randint(0, 12))
+    costs = Costs(rng.randint(0, 12), rng.randint(0, 12), least=least)
     batch = Batch(problem, 64, WORKERS, costs, q_len)
     schedule = kept()
     for _ in range(2):  # found, and kept
-        assert launch(single, batch, schedule) == planned(batch)
-    assert single.run.findings == []
+        assert launch(kernel, batch, schedule) == planned(batch)
+    assert kernel.run.findings == []
 
 
 def batch_of(*kv_lens: int, costs: Costs = CHEAP, q_lens: tuple[int, ...] = ()) -> Batch:

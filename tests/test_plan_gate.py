@@ -95,3 +95,22 @@ def test_prices_of_walks_and_their_regret() -> None:
     for sized, us in zip(profiles(problem), walk.us, strict=True):
         plan = plan_without(sized, PLAIN, rows, H200.workers(cluster))
         assert us == pytest.approx(predicted_us(plan, model) + SCHEDULE_US)
+
+
+@pytest.mark.parametrize(
+    ("problem", "splits"),
+    [
+        (Problem.uniform(1, 1, 4096, 128), 32),
+        (Problem.uniform(1, 1, 4096, 128, q_dtype="fp16", kv_format="fp16"), 32),
+        (Problem.uniform(1, 1, 8192, 128), 64),
+        (Problem.uniform(1, 1, 4096, 64), 64),
+        (Problem.uniform(1, 2, 2048, 128), 32),
+        (Problem.uniform(1, 1, 4096, 128, q_dtype="e4m3", kv_format="e4m3"), 64),
+    ],
+)
+def test_splits_of_one_request_of_two_row_tiles_have_two_blocks_at_least(
+    problem: Problem, splits: int
+) -> None:
+    """Of 66 CTAs a row tile, in the build with both mainloops."""
+    plan = plan_without(problem, PLAIN)
+    assert set(plan.tiles[:, 5]) == {splits}

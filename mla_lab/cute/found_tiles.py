@@ -24,12 +24,13 @@ from .registry import CuteEntry
 
 @cute.kernel
 def _find(
-    rule: cutlass.Constexpr[str], b: Batch, tiles: cute.Tensor, schedule: cute.Tensor,
+    rule: cutlass.Constexpr[tuple], b: Batch, tiles: cute.Tensor, schedule: cute.Tensor,
     rows: cute.Tensor, counts: cute.Tensor,
 ):  # fmt: skip
     worker, _, _ = cute.arch.block_idx()
     lane = cute.arch.lane_idx()
-    b = replace(b, single=rule == "single", pieces=rule == "pieces", deals=True)
+    single, pieces = rule
+    b = replace(b, single=single, pieces=pieces, deals=True)
     plan = plan_of(open_plan(b, tiles, schedule, worker, 1))
     before = Before.none()
     for index in cutlass.range(plan.last, unroll=1):
@@ -41,7 +42,7 @@ def _find(
         counts[worker] = plan.last
 
 
-def _launch(rule: str, operands) -> None:
+def _launch(rule: tuple[int, bool], operands) -> None:
     """Operands in the order of `entry`, the stream last."""
     lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
     heads, q_len, costs, tile_rows = numbers
@@ -52,15 +53,15 @@ def _launch(rule: str, operands) -> None:
 
 
 def entry(config: KernelConfig) -> CuteEntry:
-    """With the option `single` the batch is one request; with `pieces` workers find the pieces of
-    `plan.fixed_pieces`, by cuts in place of costs. Arguments: seq_lens [batch], q_begin
-    [batch + 1], tiles [n, 8] and schedule as of `worker_plan.open_plan`, rows [workers, most, 8]
-    and counts [workers], which are written, all int32; heads, q_len (0: see q_begin), packed costs,
-    tile_rows."""
+    """With the option `single` the batch is one request, whose pieces have at least so many blocks;
+    with `pieces` workers find the pieces of `plan.fixed_pieces`, by cuts in place of costs.
+    Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and schedule as of
+    `worker_plan.open_plan`, rows [workers, most, 8] and counts [workers], which are written, all
+    int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
     shapes = ((None,), (None,), (None, WORDS), (None,), (None, None, WORDS), (None,))
     tensors = [tensor(Int32, 4, *shape) for shape in shapes]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    rule = next((name for name in ("single", "pieces") if config.option(name)), "")
+    rule = config.option("single"), bool(config.option("pieces"))
 
     @cute.jit(preprocess=False)
     def launch(*operands) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .config import KernelConfig
+from .gate import LEAST_BLOCKS
 from .self_schedule import COSTS, Costs
 
 #: tokens of a page that TMA boxes fit: the swizzle repeats every 8 rows, and 8 would do at half the
@@ -182,7 +183,8 @@ def costs_of(config: KernelConfig) -> Costs:
     if mode == KEEP_AB_PERSISTENT.name and config.option("gather"):
         e4m3 = config.q_dtype == "e4m3"
         return replace(COSTS[mode], deals=False) if e4m3 else COSTS["keep_ab_gather"]
-    return COSTS[mode]
+    dual = config.option("dual")
+    return replace(COSTS[mode], least=LEAST_BLOCKS[dual]) if dual else COSTS[mode]
 
 
 def modes_of(kernel: str) -> tuple[LaunchMode, ...]:

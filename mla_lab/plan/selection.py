@@ -93,6 +93,14 @@ def select(
     return found[0] if found else None
 
 
+def dual_option(problem: Problem) -> int:
+    """The option `dual` of a build for a single request of 16 bits, 0 of other calls."""
+    formats = FORMATS.get((problem.q_dtype, problem.kv_format))
+    if problem.batch != 1 or formats != SIXTEEN_BIT or not 0 < problem.rows[0] <= MOST_DUAL_ROWS:
+        return 0
+    return 1 if problem.q_lens == (1,) else 2
+
+
 def dual_of(
     one: Selection,
     problem: Problem,
@@ -103,17 +111,15 @@ def dual_of(
     """`one`, or for a single request of 16 bits, where that is keep_ab or rows are many enough
     (`LEAST_DUAL_ROWS`), the build that holds swap_ab for short requests beside it, if it can be
     had. Of a plain call: the build has no features."""
-    rows = max(problem.q_lens) * problem.heads
-    formats = FORMATS.get((problem.q_dtype, problem.kv_format))
-    if problem.batch != 1 or formats != SIXTEEN_BIT or not 0 < rows <= MOST_DUAL_ROWS:
+    dual = dual_option(problem)
+    if not dual:
         return one
-    found = [one]
+    rows, found = problem.rows[0], [one]
     if rows >= LEAST_DUAL_ROWS:
         found += all_selections(problem, gpu, costs or recorded_costs())
     walks = [each for each in found if each.config.kernel == KEEP_AB_PERSISTENT.kernel]
     if not walks:
         return one
-    dual = 1 if max(problem.q_lens) == 1 else 2
     options = (*walks[0].config.options, ("dual", dual))
     config = replace(walks[0].config, tile_rows=64, cluster=1, options=options)
     gate = dual_gate(dual, rows, gpu.sms)

@@ -17,9 +17,9 @@ the line's length.
 - *whole*: P parts of whole items, cut(i) = i * N // P items.
 
 - *even*: item b in k_b = ceil(n_b / L) pieces, piece j = blocks [n_b j // k_b, n_b (j + 1) // k_b),
-  each a part of its own in the order of the items; L the least with sum of k_b <= P that STEPS
-  halvings of its bounds find. Where N <= P, there are at most 256 requests, T < LARGE, and no
-  request is longer than MOST_EVEN.
+  each a part of its own in the order of the items; L the least with sum of k_b <= P, and not below
+  `Costs.least`, that STEPS halvings of its bounds find. Where N <= P, there are at most 256
+  requests, T < LARGE, and no request is longer than MOST_EVEN.
 
 The lowest price is taken, of equal ones the first: whole ceil(N / P) * (longest n + piece), even
 L + piece + `merge`, shares ceil(T / p) + piece + `merge`, where a part may begin a second piece.
@@ -54,7 +54,8 @@ BLOCK = 64
 SNAP = 1
 #: the shortest part of the cost line; longer than SNAP, so that two cuts never meet
 LEAST = 4
-#: the least L, and the halvings after which what is left of its bounds is below 1/64 of it
+#: the least L of most builds, and the halvings after which what is left of its bounds is below
+#: 1/64 of it
 LEAST_EVEN = 1
 STEPS = 6
 #: from this length on, cuts lie at multiples of 256 units, so that products fit into 32 bits
@@ -79,6 +80,8 @@ class Costs:
     merge: int
     #: whether pieces may be dealt; not where tokens are fetched one by one, from lists of a length
     deals: bool = True
+    #: the shortest even piece, in blocks, see `plan.gate.LEAST_BLOCKS`
+    least: int = LEAST_EVEN
 
     def __post_init__(self) -> None:
         for name, value in (("piece", self.piece), ("merge", self.merge)):
@@ -142,7 +145,8 @@ class Line:
         parts = min(bundles, max(1, length // LEAST))
         longest = int(blocks.max(initial=1))
         held = len(tiles) <= HELD_REQUESTS and length < LARGE and longest <= MOST_EVEN
-        largest = even_size(blocks, bundles) if 0 < len(blocks) <= bundles and held else 0
+        even = 0 < len(blocks) <= bundles and held
+        largest = even_size(blocks, bundles, costs.least) if even else 0
         share = -(-length // parts)
         kind = kind_of(len(blocks), bundles, longest, share, largest, costs)
         dealt = None
@@ -186,8 +190,9 @@ class Line:
         return np.append(item, len(pieces)), np.append(block, 0)
 
 
-def even_size(blocks: np.ndarray, bundles: int) -> int:
-    """L of even pieces, for at most `bundles` items of so many `blocks`, int64 [items].
+def even_size(blocks: np.ndarray, bundles: int, least: int) -> int:
+    """L of even pieces, not below `least`, for at most `bundles` items of so many `blocks`, int64
+    [items].
 
     Between total / bundles, below which there are too many pieces whatever the lengths, and what is
     enough for any: bundles // items pieces of the longest, and the least L with total / L +
@@ -195,7 +200,7 @@ def even_size(blocks: np.ndarray, bundles: int) -> int:
     are alike take one step.
     """
     items, total = len(blocks), int(blocks.sum())
-    low = max(LEAST_EVEN, -(-total // bundles))
+    low = max(least, -(-total // bundles))
     high = -(-int(blocks.max()) // (bundles // items))
     if items < bundles:
         high = min(high, -(-(total - items) // (bundles - items)))

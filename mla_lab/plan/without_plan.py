@@ -12,6 +12,8 @@ from ..core.errors import invalid
 from ..core.problem import Problem
 from .choose import invariant_cuts
 from .fixed_pieces import fixed_pieces
+from .gate import LEAST_BLOCKS, LEAST_DUAL_ROWS
+from .selection import dual_option
 from .self_schedule import COSTS, self_schedule
 from .tile import Plan
 
@@ -33,5 +35,8 @@ def plan_without(problem: Problem, rule: str, tile_rows: int = 64, num_workers: 
         plan = fixed_pieces(problem, tile_rows=tile_rows, num_workers=num_workers, cuts=cuts)
         return replace(plan, policy=INVARIANT)
     costs = COSTS["keep_ab_persistent" if tile_rows >= TILE_KV else "swap_ab_persistent"]
+    dual = dual_option(problem) if tile_rows == TILE_KV else 0
+    if dual and problem.rows[0] >= LEAST_DUAL_ROWS:
+        costs = replace(costs, least=LEAST_BLOCKS[dual])
     plan = self_schedule(problem, tile_rows=tile_rows, num_workers=num_workers, costs=costs)
     return replace(plan, policy=PLAIN)

@@ -105,15 +105,15 @@ def cut_words(b: Batch, t: Totals, r: Requests, line: Line, place: tuple) -> Int
 @cute.jit
 def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
-    in even pieces with L = ceil(n / P), also beyond MOST_EVEN blocks, or stays whole, with the last
-    bundle."""
+    in even pieces with L = ceil(n / P), at least b.single, also beyond MOST_EVEN blocks, or stays
+    whole, with the last bundle."""
     q_begin = b.q_begin.iterator
     tiles = row_tiles_of(b, (load_lasting(q_begin + 1) - load_lasting(q_begin)) * b.heads)
     blocks, row_tiles = blocks_of(load_lasting(b.seq_lens.iterator)), cutlass.max(tiles, 1)
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))
     row_tile = worker - part * row_tiles
-    even = Int32(Uint32(blocks + bundles - 1) // Uint32(bundles))
+    even = cutlass.max(Int32(Uint32(blocks + bundles - 1) // Uint32(bundles)), b.single)
     pieces = Int32(Uint32(blocks + even - 1) // Uint32(even))
     pieces = select(even + ((b.costs >> 8) & 255) < blocks, pieces, Int32(1))
     shared = pieces > 1

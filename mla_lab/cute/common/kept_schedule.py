@@ -37,7 +37,7 @@ def key_of(b: Batch, worker: Int32, words: Int32) -> Int32:
     check = total((words ^ (lane * Int32(0x01000193))) * Int32(0x2C1B3C6D))
     batch = Int32(b.seq_lens.shape[0])
     # builds that find work by different rules may follow each other in one workspace
-    rule = 1 if b.single else 2 if b.pieces else 0 if b.deals else 3
+    rule = 3 + b.single if b.single else 2 if b.pieces else 0 if b.deals else 3
     tile = Int32(b.tile_rows + (rule << 16))
     values = [batch, b.heads, b.q_len, b.workers, b.costs, tile, worker, check]
     return pack(lane, values, 0, Int32(0))

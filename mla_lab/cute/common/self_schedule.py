@@ -59,8 +59,8 @@ class Batch:
     #: `Costs.packed`, and a gate in its upper half
     costs: Int32
     tile_rows: int
-    #: the batch is one request, of no more row tiles than workers
-    single: bool = False
+    #: the batch is one request, of no more row tiles than workers: `Costs.least`; 0: any batch
+    single: int = 0
     #: by the rule of batch invariance (`fixed_pieces`), of which `costs` are the cuts
     pieces: bool = False
     #: pieces may be dealt (`Costs.deals`)

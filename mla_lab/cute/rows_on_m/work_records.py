@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, const_expr
 
+from ...plan.gate import LEAST_BLOCKS
 from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
 from ..common.self_schedule import Batch, Plan
@@ -21,10 +22,10 @@ MOST_BLOCKS = 1 << 24
 
 def batch_of(cfg: Config, g: Globals) -> Batch:
     """What the scheduling rule reads."""
-    tile_rows = BLOCK * cfg.cluster
+    tile_rows, single = BLOCK * cfg.cluster, LEAST_BLOCKS[cfg.dual] if cfg.dual else 0
     return Batch(
         g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
-        single=bool(cfg.dual), pieces=bool(cfg.pieces), deals=not cfg.gather,
+        single=single, pieces=bool(cfg.pieces), deals=not cfg.gather,
     )  # fmt: skip
 
 

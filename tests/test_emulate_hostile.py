@@ -1,22 +1,26 @@
-"""Numbers in device memory that nobody reads on the host, in the emulator: lengths below 0, bits of
-a mask that stand for nothing, a query of zeros under a small scale."""
+"""Numbers in device memory that nobody reads on the host, in the emulator: lengths below 0 or past
+the block table, query tokens outside of q, bits of a mask that stand for nothing, a query of zeros
+under a small scale."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mla_lab import jit
 from mla_lab.emulate import EmulatedKernel, Options
-from mla_lab.emulate.calls import EIGHT_BITS, NAMES, call_of, make_call, problem_for
+from mla_lab.emulate.calls import EIGHT_BITS, NAMES, Call, call_of, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .needs import needs_cxx, needs_time
-from .shared_builds import KEEP_AB_E4M3, keep_ab
+from .shared_builds import E4M3, KEEP_AB, KEEP_AB_E4M3, keep_ab
 
 pytestmark = needs_cxx
 TREE = {"mask": "tree"}
@@ -42,6 +46,126 @@ def test_a_length_below_0_counts_as_none_over_eight_bits(config: KernelConfig, l
     assert out.isfinite().all() and lse.isfinite().all()
 
 
+#: builds and splits; 0: workers find their pieces from the lengths, as they are
+HOSTILE = [
+    (KEEP_AB, 1),
+    (KEEP_AB, 0),
+    (KEEP_AB_E4M3, 3),
+    *(
+        pytest.param(*case, marks=needs_time)
+        for case in (
+            (KEEP_AB, 3),
+            (keep_ab({"page_size": 16, "tile_rows": 128, "cluster": 2}), 9),
+            (keep_ab({}, gather=1), 3),
+            (keep_ab({}, features=1), 1),
+            (keep_ab({}, features=1), 3),
+            (keep_ab({}, skip=1), 3),
+            (keep_ab(TREE, scales=1, skip=1), 1),
+            (keep_ab({}, pieces=1), 0),
+            (keep_ab(TREE, pieces=1, scales=1, skip=1), 0),
+            (KEEP_AB_E4M3, 1),
+            (KEEP_AB_E4M3, 0),
+            (keep_ab(E4M3, gather=1), 3),
+            (keep_ab(E4M3 | {"out_dtype": "e4m3"}), 1),
+            (keep_ab(E4M3 | {"tile_rows": 128, "cluster": 2}), 3),
+            (keep_ab(HI_LO | {"page_size": 128}), 3),
+            (keep_ab(HI_LO | {"tile_rows": 128, "cluster": 2}), 1),
+            (keep_ab(HI_LO, gather=1), 0),
+            (keep_ab({"kv_format": "fp8_656"}), 3),
+            (keep_ab({"kv_format": "fp8_656"}, gather=1), 1),
+            (keep_ab({"kv_format": "fp8_656", "tile_rows": 128, "cluster": 2}), 0),
+        )
+    ),
+]
+GUARD = 4096
+
+
+def name_of(value: KernelConfig | int) -> str:
+    """Of a parameter."""
+    return str(value) if isinstance(value, int) else value.name()
+
+
+def guarded(call: Call) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """The call's arguments with out and lse between elements that nobody may touch, and these."""
+    args, walls = list(call.args), []
+    for at in (2, 3):
+        whole = torch.full((args[at].numel() + 2 * GUARD,), 5.0).to(args[at].dtype)
+        args[at] = whole[GUARD:-GUARD].view_as(args[at]).copy_(args[at])
+        walls += [whole[:GUARD], whole[-GUARD:]]
+    return tuple(args), walls
+
+
+def run_guarded(config: KernelConfig, call: Call) -> tuple[Tensor, Tensor]:
+    """out and lse of a call by query tokens; nothing else was touched."""
+    args, walls = guarded(call)
+    kernel = EmulatedKernel.of(jit.compile(config), Options(check=True))
+    kernel(*args)
+    assert kernel.run.findings == []
+    assert all(bool(wall.float().eq(5.0).all()) for wall in walls)
+    tokens = call.lse.shape[0]
+    return args[2].reshape(tokens, -1).float(), args[3].reshape(tokens, -1)
+
+
+def assert_right(call: Call, out: Tensor, lse: Tensor, tokens: slice) -> None:
+    """These query tokens are as they should be without the hostile numbers."""
+    expected = call.expected.out.reshape(len(out), -1)[tokens], call.expected.lse.view_as(lse)
+    assert rel_error(out[tokens], expected[0]) < EIGHT_BITS[0]
+    assert lse_error(lse[tokens], expected[1][tokens]) < EIGHT_BITS[1]
+
+
+@pytest.mark.parametrize("length", ["one too many", 2**31 - 64, 2**31 - 1])
+@pytest.mark.parametrize(("config", "splits"), HOSTILE, ids=name_of)
+def test_a_request_longer_than_its_row_of_the_table_is_nan(
+    config: KernelConfig, splits: int, length: int | str
+) -> None:
+    """The others are right."""
+    call = make_call(config, problem_for(config, (330, 200, 330)), splits)
+    table = call.args[NAMES.index("block_tables")]
+    table[1] = table[1, 0]  # a page that may be read
+    beyond = length if isinstance(length, int) else table.shape[1] * config.page_size + 1
+    call.args[NAMES.index("seq_lens")][1] = beyond
+    out, lse = run_guarded(config, call)
+    assert bool(out[1].isnan().all()) and bool(lse[1].isnan().all())
+    for token in (slice(0, 1), slice(2, 3)):
+        assert_right(call, out, lse, token)
+
+
+@pytest.mark.parametrize(
+    ("begin", "nan", "right"),
+    [
+        ((-3, 2, 4, 6), (0, 2), (2, 6)),
+        ((-(2**31), 2, 4, 6), (0, 2), (2, 6)),
+        ((0, 2, 4, 7), (4, 6), (0, 4)),
+        ((0, 2, 4, 2**31 - 1), (4, 6), (0, 4)),
+        ((0, 2, 7, 9), (2, 6), (0, 2)),
+        ((1, 2, 4, 6), (0, 0), (2, 6)),
+        ((0, 2, 0, -5), (0, 0), (0, 2)),
+        ((2**31 - 1, -(2**31), 4, 6), (0, 4), (4, 6)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("config", "splits"), HOSTILE, ids=name_of)
+def test_query_tokens_outside_of_q_are_left_out(
+    config: KernelConfig,
+    splits: int,
+    begin: tuple[int, ...],
+    nan: tuple[int, int],
+    right: tuple[int, int],
+) -> None:
+    """Nothing outside of out and lse is touched; what is inside of them of such a request is NaN.
+    `nan` and `right` are ranges of query tokens."""
+    problem = problem_for(config, (200, 130, 330), heads=config.tile_rows // 4, q_len=2)
+    if config.mask == "tree":
+        pytest.skip("the mask's rows follow q")
+    call = make_call(config, problem, splits)
+    call.args[NAMES.index("q_begin")][:] = torch.tensor(begin, dtype=torch.int32)
+    if splits == 0 and not all(a <= b <= a + 99 for a, b in pairwise(begin)):
+        pytest.skip("found work has as many row tiles as the lengths say")
+    out, lse = run_guarded(config, call)
+    assert bool(out[slice(*nan)].isnan().all()) and bool(lse[slice(*nan)].isnan().all())
+    assert_right(call, out, lse, slice(*right))
+
+
 @pytest.mark.parametrize(
     ("config", "splits"),
     [
@@ -50,7 +174,7 @@ def test_a_length_below_0_counts_as_none_over_eight_bits(config: KernelConfig, l
         pytest.param(keep_ab(TREE), 4, marks=needs_time),
         pytest.param(keep_ab(TREE | HI_LO), 4, marks=needs_time),
     ],
-    ids=lambda value: value if isinstance(value, int) else value.name(),
+    ids=name_of,
 )
 def test_bits_past_the_query_tokens_count_for_nothing(config: KernelConfig, splits: int) -> None:
     """Slots behind a request's end may hold anything."""

@@ -65,7 +65,7 @@ def epilogue(cta: Cta, acc: cute.Tensor, index, piece: Any = None):
     s.stats_read.arrive(0)
     if const_expr(not cfg.features):  # otherwise sRowMax holds the lse
         lse = [(lse[h] + cute.math.log2(sums[h], fastmath=True)) * Float32(LN2) for h in range(2)]
-    inverse = [inverse_sum(cfg, x) for x in sums]
+    inverse = [inverse_sum(x) for x in sums]
     if work.slot >= 0:
         if const_expr(cfg.pieces):
             strips = strips_for_sum(cta, wg, work, index, piece)

@@ -28,7 +28,7 @@ from ..common.ptx_sm90 import (
     stmatrix_x4,
 )
 from ..rows_on_m.mask import first_row, mask_free_until, rows_of
-from ..rows_on_m.params import BLOCK, LATENT, Cta, Work
+from ..rows_on_m.params import BLOCK, LATENT, OUTSIDE, Cta, Work
 from ..rows_on_m.profile import profile_tile
 from ..rows_on_m.work_records import piece_begin, read_work
 from .params import Q_STEPS_IN_REGISTERS, QK_SOFTMAX_BARRIER, ROPE_BOX, SKIPPED, STAGE
@@ -284,10 +284,10 @@ def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, stag
 
 @cute.jit
 def start_rows(cta: Cta, work: Work, row, rows: RowState):
-    """Reset the row state for a work tile. Returns `TileContext.skip_below`; rows past the
-    request's last one never prevent a skip."""
+    """Reset the row state for a work tile; the row sums of a request that is `OUTSIDE` are NaN.
+    Returns `TileContext.skip_below`; rows past the request's last one never prevent a skip."""
     rows.row_max.fill(NO_SCORE)
-    rows.row_sum.fill(0.0)
+    rows.row_sum.fill(pick(work.kv_len == OUTSIDE, Float32.nan, Float32(0.0)))
     below = Float32(0.0)
     if const_expr(cta.cfg.skip):
         below = cute.math.log2(cta.g.skip / work.kv_len.to(Float32), fastmath=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 from ..common.fp8 import put_two
 from ..common.ptx_sm90 import pick, ptx
-from .params import LATENT, Config, Cta, Work
+from .params import LATENT, Cta, Work
 
 
-def inverse_sum(cfg: Config, total: Float32):
-    """1 / a row sum, 0 of an empty row. A key that makes the sum NaN makes O NaN, which 0 keeps; a
-    sink that does leaves O as it is."""
-    empty = total <= 0.0 if const_expr(cfg.features) else ~(total > 0.0)
-    return pick(empty, Float32(0.0), cute.arch.rcp_approx(total))
+def inverse_sum(total: Float32):
+    """1 / a row sum: 0 of an empty row, NaN of NaN."""
+    return pick(total <= 0.0, Float32(0.0), cute.arch.rcp_approx(total))
 
 
 def swap_lanes(keep_second, x, y, offset):

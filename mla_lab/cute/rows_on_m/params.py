@@ -22,6 +22,9 @@ NO_PAGE = 1 << 30
 RECORDS, RECORD_WORDS = 3, 14
 #: where the page ids begin in a record
 FIRST_PAGE = 10
+#: in place of a request's length: its length in memory is beyond its row of the block table, or its
+#: query tokens are not all in q. Its one block is masked, and its rows are NaN
+OUTSIDE = -1
 #: how a token is found where tokens are fetched one by one: by its page, or its slot of a list
 PAGED, SPARSE = 1, 2
 #: bytes of shared memory that one CTA can have
@@ -143,7 +146,7 @@ class Work:
     num_rows: Int32  # rows of the request
     global_row: Int32  # of this CTA in q and out
     q_len: Int32
-    kv_len: Int32
+    kv_len: Int32  # or `OUTSIDE`
 
 
 @dataclass(frozen=True)

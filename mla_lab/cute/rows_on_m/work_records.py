@@ -14,10 +14,24 @@ from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
 from ..common.self_schedule import Batch, Plan
 from ..common.worker_plan import tile_words
-from .params import BLOCK, RECORD_WORDS, RECORDS, SPARSE, Config, Globals, Work
+from .params import (
+    BLOCK,
+    OUTSIDE,
+    PAGED,
+    RECORD_WORDS,
+    RECORDS,
+    SPARSE,
+    Config,
+    Globals,
+    Work,
+)
 
 #: more blocks than any request has, whose first position still fits into 32 bits
 MOST_BLOCKS = 1 << 24
+#: more row tiles than any launch has, of which the first row still fits into 32 bits
+MOST_ROW_TILES = 1 << 21
+#: the greatest length: positions of its blocks, and of those looked up ahead, fit into 32 bits
+LONGEST = 2**31 - 1024
 
 
 def batch_of(cfg: Config, g: Globals) -> Batch:
@@ -77,12 +91,38 @@ def record(
         row_tile, splits = last[1] // (BLOCK * cfg.cluster), last[4]
         before = Before(last[0], row_tile, splits & 0xFFFF, splits >> 16)
     words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before)
-    lane, request = cute.arch.lane_idx(), cute.arch.shuffle_sync(words, 0)
-    # one latency for all three
-    token = g.q_begin[request + lane % 2]
-    kv_len = g.seq_lens[request]
-    page = first_pages(cfg, g, request, cute.arch.shuffle_sync(words, 2), lane)
-    store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
+    store_record(cfg, g, s, words, issue_loads(cfg, g, words), index, rank)
+
+
+def query_tokens(g: Globals) -> Int32:
+    """Query tokens that q, out and lse have rows for."""
+    if len(g.mO.shape) > 2:
+        return Int32(cute.size(g.mO.shape[:-2]))
+    return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
+
+
+@cute.jit
+def held_length(cfg: cutlass.Constexpr[Config], g: Globals, kv_len: Int32):
+    """A request's length in memory, at least 0; `OUTSIDE` if its row of the block table has fewer
+    tokens. A list of slots is no longer than its row."""
+    kv_len, width = cutlass.max(kv_len, 0), g.block_table.shape[1]
+    if const_expr(cfg.gather == SPARSE):
+        kv_len = cutlass.min(kv_len, width)
+    else:
+        page_size = g.cache.shape[1] if const_expr(cfg.gather == PAGED) else cfg.page_size
+        there = (Int64(width) * page_size >= Int64(kv_len)) & (kv_len <= LONGEST)
+        kv_len = pick(there, kv_len, Int32(OUTSIDE))
+    return kv_len
+
+
+@cute.jit
+def held_tokens(g: Globals, first: Int32, end: Int32):
+    """Query tokens [first, end) of a request, cut to those that q and out have, and whether that
+    changed nothing."""
+    tokens = query_tokens(g)
+    first_held = cutlass.min(cutlass.max(first, 0), tokens)
+    end_held = cutlass.min(cutlass.max(end, first_held), tokens)
+    return first_held, end_held - first_held, (first == first_held) & (end == end_held)
 
 
 @cute.jit
@@ -90,20 +130,20 @@ def store_record(
     cfg: cutlass.Constexpr[Config], g: Globals, s: Any, words: Int32, loads: RecordLoads,
     index: Int32, rank: Int32,
 ):  # fmt: skip
-    """The record of a plan's row, by one warp. A list of slots is no longer than its row of the
-    table, whatever its length in memory."""
-    request = cute.arch.shuffle_sync(words, 0)
-    first_row = (cute.arch.shuffle_sync(words, 1) * cfg.cluster + rank) * BLOCK
+    """The record of a plan's row, by one warp. Lengths and query tokens are in device memory alone:
+    whatever they are, its rows and blocks lie inside the tensors."""
+    request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
-    kv_len = loads.kv_len
-    # its block table is read ahead of the first KV tile, or for each token
-    if const_expr(cfg.gather or cfg.fp8):
-        kv_len = cutlass.max(kv_len, 0)
-    if const_expr(cfg.gather == SPARSE):
-        kv_len = cutlass.min(kv_len, g.block_table.shape[1])
+    first, end = cute.arch.shuffle_sync(loads.token, 0), cute.arch.shuffle_sync(loads.token, 1)
+    first_token, q_len, there = held_tokens(g, first, end)
+    kv_len = pick(there, held_length(cfg, g, loads.kv_len), Int32(OUTSIDE))
+    if const_expr(cfg.pieces):
+        # its only block is no item of several pieces
+        if (kv_len == OUTSIDE) & (group == OWN_PIECES):
+            num_splits, slot, group = Int32(1), Int32(-1), Int32(-1)
+    row_tile = cutlass.min(Uint32(row_tile), Uint32(MOST_ROW_TILES))
+    first_row = (Int32(row_tile) * cfg.cluster + rank) * BLOCK
     begin, end = span_of(words, kv_len)
-    first_token = cute.arch.shuffle_sync(loads.token, 0)
-    q_len = cute.arch.shuffle_sync(loads.token, 1) - first_token
     found = [
         request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
         first_token * g.heads + first_row, q_len, kv_len,

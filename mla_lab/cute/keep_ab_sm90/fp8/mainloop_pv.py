@@ -232,7 +232,7 @@ def inverse_sums(cta: Cta, j):
     """1 / row sum of a thread's two rows of 8, 0 for an empty row. Read where they are needed:
     sixteen would be too many registers."""
     sums = load2(cta.s.sRowSum.iterator + (8 * j + 2 * (fresh_thread() & 3)))
-    return [inverse_sum(cta.cfg, x) for x in (sums[0], sums[1])]
+    return [inverse_sum(x) for x in (sums[0], sums[1])]
 
 
 @cute.jit

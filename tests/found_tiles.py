@@ -137,20 +137,27 @@ class Batch:
 
 
 def launch(
-    kernel: Callable[..., Any], batch: Batch, schedule: Tensor, device: str = "cpu"
+    kernel: Callable[..., Any],
+    batch: Batch,
+    schedule: Tensor,
+    device: str = "cpu",
+    q_begin: list[int] | None = None,
+    tokens: int | None = None,
 ) -> list[list[list[int]]]:
-    """Rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep."""
+    """Rows that each worker found, as a plan has them. `schedule`: int32, what the CTAs keep;
+    `q_begin` and query `tokens` in place of those that follow from the batch."""
     problem = batch.problem
     most = max(1, int(np.diff(batch.plan.worker_begin).max(initial=0)))
     rows = torch.full((batch.workers, most, 8), UNTOUCHED, dtype=torch.int32, device=device)
     counts = torch.full((batch.workers,), UNTOUCHED, dtype=torch.int32, device=device)
     lengths = torch.tensor(problem.kv_lens, dtype=torch.int32, device=device)
-    begin = np.append(0, np.cumsum(problem.q_lens)).astype(np.int32)
+    begin = q_begin or [0, *np.cumsum(problem.q_lens).tolist()]
     kernel(
-        lengths, torch.from_numpy(begin).to(device),
+        lengths, torch.tensor(begin, dtype=torch.int32, device=device),
         torch.zeros(0, 8, dtype=torch.int32, device=device),
         schedule[: batch.workers * KEPT_WORDS], rows, counts,
         problem.heads, batch.q_len, batch.costs.packed, batch.tile_rows,
+        problem.total_q if tokens is None else tokens,
     )  # fmt: skip
     blocks = -(-np.array(problem.kv_lens) // 64)
     found = zip(rows.tolist(), counts.tolist(), strict=True)

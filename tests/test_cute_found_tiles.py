@@ -16,7 +16,7 @@ from mla_lab.plan.fixed_pieces import LEAST_BUNDLES, MOST_PIECES, PieceCuts
 from mla_lab.plan.self_schedule import Costs
 from mla_lab.plan.workspace import HELD_REQUESTS, KEPT_WORDS
 
-from .found_tiles import Batch, launch, planned
+from .found_tiles import REST, Batch, launch, planned
 from .needs import needs_cxx
 
 pytestmark = needs_cxx
@@ -66,6 +66,50 @@ def found_again(kernel: EmulatedKernel, batch: Batch) -> None:
     for _ in range(2):
         assert launch(kernel, batch, schedule) == planned(batch)
         assert kernel.run.findings == []
+
+
+@pytest.mark.parametrize(("requests", "heads"), [(3, 512), (HELD_REQUESTS + 44, 32)])
+def test_lengths_whose_sum_does_not_fit_are_whole_items(
+    kernel: EmulatedKernel, requests: int, heads: int
+) -> None:
+    """Each row tile of each request is one work tile of one worker."""
+    lens = torch.full((requests,), 2**31 - 64, dtype=torch.int32)
+    rows = torch.zeros(WORKERS, requests * heads // 16, 8, dtype=torch.int32)
+    counts = torch.zeros(WORKERS, dtype=torch.int32)
+    begin = torch.arange(requests + 1, dtype=torch.int32)
+    no_plan = torch.zeros(0, 8, dtype=torch.int32)
+    kernel(
+        lens, begin, no_plan, kept(), rows, counts, heads, 1, CHEAP.packed, 16, requests
+    )  # fmt: skip
+    assert kernel.run.findings == []
+    mine = zip(rows.tolist(), counts.tolist(), strict=True)
+    found = sorted(tuple(row) for own, count in mine for row in own[:count])
+    whole = [(r, t, 0, REST, 0, 1, -1, -1) for r in range(requests) for t in range(heads // 16)]
+    assert found == whole
+
+
+#: offsets of 6 query tokens, and the tokens that requests have of them
+OFFSETS = (
+    ([-3, 2, 5, 2**31 - 1, -(2**31)], (2, 3, 1, 0)),
+    ([4, 1, 6, 3, 9], (0, 5, 0, 3)),
+    ([8, 10, 20, 30, 40], (0, 0, 0, 0)),
+    ([0, 1, 2, 4, 6], (1, 1, 2, 2)),
+)
+
+
+@pytest.mark.parametrize("cuts", [CHEAP, PieceCuts(1, 1)], ids=("rule", "pieces"))
+def test_offsets_are_cut_into_the_query(
+    kernel: EmulatedKernel, pieces: EmulatedKernel, cuts: Costs | PieceCuts
+) -> None:
+    """One workspace for all: what was found for other offsets is not taken again."""
+    workers = WORKERS if isinstance(cuts, Costs) else 2 * LEAST_BUNDLES
+    schedule = torch.zeros(workers * KEPT_WORDS, dtype=torch.int32)
+    shifted = [begin + 2 for begin in OFFSETS[-1][0]]
+    for q_begin, q_lens in (*OFFSETS, (shifted, (1, 1, 2, 0)), OFFSETS[-1]):
+        batch = Batch(Problem(q_lens, (300, 900, 70, 500), 32), 16, workers, cuts, 0)
+        found = kernel if isinstance(cuts, Costs) else pieces
+        assert launch(found, batch, schedule, q_begin=q_begin, tokens=6) == planned(batch)
+        assert found.run.findings == []
 
 
 DEALT = [Batch.of_dealt(random.Random(seed), (4, 16, 33)[seed % 3]) for seed in range(24)]

@@ -45,8 +45,9 @@ def _find(
 def _launch(rule: tuple[int, bool], operands) -> None:
     """Operands in the order of `entry`, the stream last."""
     lens, q_begin, tiles, schedule, rows, counts, *numbers, stream = operands
-    heads, q_len, costs, tile_rows = numbers
-    b = Batch(lens, q_begin, heads, q_len, Int32(counts.shape[0]), costs, tile_rows)
+    heads, q_len, costs, tile_rows, tokens = numbers
+    workers = Int32(counts.shape[0])
+    b = Batch(lens, q_begin, heads, q_len, workers, costs, tile_rows, tokens=tokens)
     _find(rule, b, tiles, schedule, rows, counts).launch(
         grid=(counts.shape[0], 1, 1), block=(32, 1, 1), stream=stream
     )
@@ -57,7 +58,8 @@ def entry(config: KernelConfig) -> CuteEntry:
     with `pieces` workers find the pieces of `plan.fixed_pieces`, by cuts in place of costs.
     Arguments: seq_lens [batch], q_begin [batch + 1], tiles [n, 8] and schedule as of
     `worker_plan.open_plan`, rows [workers, most, 8] and counts [workers], which are written, all
-    int32; heads, q_len (0: see q_begin), packed costs, tile_rows."""
+    int32; heads, q_len (0: see q_begin), packed costs, tile_rows, query tokens of
+    the launch."""
     shapes = ((None,), (None,), (None, WORDS), (None,), (None, None, WORDS), (None,))
     tensors = [tensor(Int32, 4, *shape) for shape in shapes]
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
@@ -67,4 +69,4 @@ def entry(config: KernelConfig) -> CuteEntry:
     def launch(*operands) -> None:
         _launch(rule, operands)
 
-    return CuteEntry(launch, (*tensors, *[Int32(0)] * 4, stream), "found_tiles")
+    return CuteEntry(launch, (*tensors, *[Int32(0)] * 5, stream), "found_tiles")

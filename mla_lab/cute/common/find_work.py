@@ -29,6 +29,7 @@ from .self_schedule import (
     pieces_of,
     place_of,
     row_tiles_of,
+    rows_of,
     select,
     totals_of,
 )
@@ -107,8 +108,7 @@ def find_work_of_one(b: Batch, worker: Int32) -> Int32:
     """`find_work` for a `single` request, in closed form: its row tiles are one bundle; it is cut
     in even pieces with L = ceil(n / P), at least b.single, also beyond MOST_EVEN blocks, or stays
     whole, with the last bundle."""
-    q_begin = b.q_begin.iterator
-    tiles = row_tiles_of(b, (load_lasting(q_begin + 1) - load_lasting(q_begin)) * b.heads)
+    tiles = row_tiles_of(b, rows_of(b, Int32(0)))
     blocks, row_tiles = blocks_of(load_lasting(b.seq_lens.iterator)), cutlass.max(tiles, 1)
     bundles = Int32(Uint32(b.workers) // Uint32(row_tiles))
     part = Int32(Uint32(worker) // Uint32(row_tiles))

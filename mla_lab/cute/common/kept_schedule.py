@@ -7,6 +7,8 @@ A fetch ahead reads from them which KV the CTA began with last.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
@@ -25,6 +27,7 @@ from .self_schedule import (
     Batch,
     pack,
     select,
+    token_of,
     total,
 )
 
@@ -54,10 +57,10 @@ def lengths_differ(b: Batch, row: cute.Pointer, held: cutlass.Constexpr[int]):
         kept = load_where(row, 32 * (2 + c), left, 32 * c)
         changed = changed | (load_where(lens, 32 * c, left, 32 * c) ^ kept)
     if b.q_len == 0:
-        begin = load_lasting(b.q_begin.iterator)
+        begin = token_of(b, load_lasting(b.q_begin.iterator))
         for c in cutlass.range_constexpr(held):
             kept = load_where(row, 32 * (2 + HELD + c), left, 32 * c)
-            tokens = load_where(end, 32 * c, left, 32 * c) - begin
+            tokens = token_of(b, load_where(end, 32 * c, left, 32 * c)) - begin
             changed = changed | pick(left > 32 * c, tokens ^ kept, Int32(0))
     return changed
 
@@ -76,11 +79,11 @@ def any_length_differs(b: Batch, row: cute.Pointer):
 @cute.jit
 def keep_lengths(b: Batch, row: cute.Pointer):
     """What `lengths_differ` compares with, of up to HELD_REQUESTS requests."""
-    begin, batch = load_lasting(b.q_begin.iterator), b.seq_lens.shape[0]
+    begin, batch = token_of(b, load_lasting(b.q_begin.iterator)), b.seq_lens.shape[0]
     for base in cutlass.range(0, cutlass.min(batch, HELD_REQUESTS), 32, unroll=1):
         at = cutlass.min(base + cute.arch.lane_idx(), batch - 1)
         store_relaxed(row + (base + 32 * 2), load_lasting(b.seq_lens.iterator + at))
-        end = load_lasting(b.q_begin.iterator + at + 1)
+        end = token_of(b, load_lasting(b.q_begin.iterator + at + 1))
         store_relaxed(row + (base + 32 * (2 + HELD)), end - begin)
 
 
@@ -113,23 +116,26 @@ def find_outlined(b: Batch, worker: Int32, kept: cute.Tensor) -> Int32:
     rule = "one_request" if b.single else "pieces" if b.pieces else "work"
     numbers = [Int32(n) for n in (b.heads, b.q_len, b.workers, b.costs, worker)]
     # the division by a constant is a shift
-    rows: list[Int32] = [] if isinstance(b.tile_rows, int) else [Int32(b.tile_rows)]
+    fields = {} if isinstance(b.tile_rows, int) else {"tile_rows": Int32(b.tile_rows)}
+    if b.tokens is not None:
+        fields["tokens"] = b.tokens
     scratch = kept.iterator + 32 * 2
     addresses = [Int64(p.toint()) for p in (b.seq_lens.iterator, b.q_begin.iterator, scratch)]
 
     def body(seq_lens, q_begin, scratch, batch, *numbers):
-        heads, q_len, workers, costs, worker, *rows = numbers
+        heads, q_len, workers, costs, worker, *values = numbers
         given = Batch(
             ints_at(seq_lens, batch), ints_at(q_begin, batch + 1), heads, q_len, workers, costs,
-            rows[0] if rows else b.tile_rows, b.single, b.pieces, b.deals,
+            b.tile_rows, b.single, b.pieces, b.deals,
         )  # fmt: skip
+        given = replace(given, **dict(zip(fields, values, strict=True)))
         if b.single:
             return find_work_of_one(given, worker)
         if b.pieces:
             return find_pieces(given, worker)
         return find_work(given, worker, ints_at(scratch, MOST_PIECES).iterator)
 
-    args = [*addresses, Int32(b.seq_lens.shape[0]), *numbers, *rows]
+    args = [*addresses, Int32(b.seq_lens.shape[0]), *numbers, *fields.values()]
     return call_outlined(f"find_{rule}", body, args)
 
 

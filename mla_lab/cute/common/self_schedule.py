@@ -32,11 +32,21 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
-from ...plan.self_schedule import BLOCK, COARSE, LARGE, LEAST, LEAST_EVEN, MOST_EVEN, SNAP, STEPS
+from ...plan.self_schedule import (
+    BLOCK,
+    COARSE,
+    LARGE,
+    LEAST,
+    LEAST_EVEN,
+    MOST_EVEN,
+    MOST_LENGTH,
+    SNAP,
+    STEPS,
+)
 from ...plan.workspace import HELD_REQUESTS, TILE_WORDS
-from .ptx_sm90 import div_pow2, load_where
+from .ptx_sm90 import div_pow2, load_lasting, load_where
 
 #: words of a plan row
 WORDS = TILE_WORDS
@@ -65,6 +75,8 @@ class Batch:
     pieces: bool = False
     #: pieces may be dealt (`Costs.deals`)
     deals: bool = True
+    #: query tokens of the launch, into which offsets are cut; None: they are taken as they are
+    tokens: Any = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,28 @@ def pack(lane: Int32, values: list[Any], first: int, words: Any) -> Any:
     return words
 
 
+def cut_offset(token: Int32, tokens: Int32) -> Int32:
+    """An offset of `q_begin` inside of [0, tokens]."""
+    return cutlass.max(cutlass.min(token, tokens), 0)
+
+
+def token_of(b: Batch, offset: Int32) -> Int32:
+    """The query token that an offset of `q_begin` names."""
+    return offset if b.tokens is None else cut_offset(offset, b.tokens)
+
+
+def rows_between(b: Batch, token: Int32, next_token: Int32) -> Int32:
+    """Rows of a request that begins at `token`: none where the offsets fall."""
+    return cutlass.max(next_token - token, 0) * b.heads
+
+
+@cute.jit
+def rows_of(b: Batch, request: Int32):
+    """Rows of a request of the batch."""
+    begin = b.q_begin.iterator + request
+    return rows_between(b, *(token_of(b, load_lasting(begin + i)) for i in range(2)))
+
+
 def row_tiles_of(b: Batch, rows: Int32) -> Int32:
     """Row tiles of so many rows."""
     return Int32(Uint32(rows + b.tile_rows - 1) // Uint32(b.tile_rows))
@@ -188,11 +222,11 @@ def load_group(
     first = base + cute.arch.lane_idx() * HELD
     left = b.seq_lens.shape[0] - first
     lens, begin = b.seq_lens.iterator + first, b.q_begin.iterator + first
-    token = load_where(begin, 0, left, 0)
+    token = token_of(b, load_where(begin, 0, left, 0))
     for c in cutlass.range_constexpr(HELD):
         kv_len = load_where(lens, c, left, c)
-        next_token = load_where(begin, c + 1, left, c)
-        rows = (next_token - token) * b.heads
+        next_token = token_of(b, load_where(begin, c + 1, left, c))
+        rows = rows_between(b, token, next_token)
         there = left > c if takes is None else (left > c) & takes(rows)
         r.tiles[c] = select(there, row_tiles_of(b, rows), Int32(0))
         r.blocks[c] = blocks_of(kv_len)
@@ -275,7 +309,8 @@ def even_size(t: Totals, bundles: Int32, low: Int32, r: Requests):
 
 @cute.jit
 def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
-    """Whole items, even pieces or shares of the cost line, whichever is priced lowest."""
+    """Whole items, even pieces or shares of the cost line, whichever is priced lowest; whole ones
+    where lengths go so far beyond their rows of the block table that sums may not fit."""
     piece, merge = b.costs & 255, (b.costs >> 8) & 255
     turns = Int32(Uint32(t.items + bundles - 1) // Uint32(bundles))
     low = Int32(Uint32(t.work + bundles - 1) // Uint32(bundles))
@@ -285,15 +320,16 @@ def line_of(b: Batch, t: Totals, bundles: Int32, r: Requests) -> Line:
     parts = cutlass.max(cutlass.min(bundles, length // LEAST), 1)
     price = Int32(Uint32(length + parts - 1) // Uint32(parts)) + piece + merge
     even, pieces = Int32(0), Int32(0)
+    fits = Int64(t.items) * (t.longest + piece) < MOST_LENGTH
     small = (t.items > 0) & (b.seq_lens.shape[0] <= HELD_REQUESTS) & (length < LARGE)
-    small = small & (t.longest <= MOST_EVEN) & (turns == 1)
+    small = small & (t.longest <= MOST_EVEN) & (turns == 1) & fits
     if small & (low + piece + merge < whole_price):
         even, pieces = even_size(t, bundles, low, r)
         if even + piece + merge <= price:
             price = even + piece + merge
         else:
             even = Int32(0)
-    whole = select(whole_price <= price, Int32(1), Int32(0))
+    whole = select((whole_price <= price) | ~fits, Int32(1), Int32(0))
     shift = select((length >= LARGE) & (whole == 0), Int32(COARSE), Int32(0))
     if whole == 1:
         length, parts, even = t.items, bundles, Int32(0)
@@ -408,11 +444,11 @@ def next_item(b: Batch, bundled: Int32, request: Int32, row_tile: Int32):
         request = request + 1
     else:
         row_tile = row_tile + 1
-        left = row_tiles_of(b, (b.q_begin[request + 1] - b.q_begin[request]) * b.heads) - row_tile
+        left = row_tiles_of(b, rows_of(b, request)) - row_tile
         while (left <= 0) & (request + 1 < b.seq_lens.shape[0]):
             request = request + 1
             row_tile = Int32(0)
-            left = b.q_begin[request + 1] - b.q_begin[request]
+            left = rows_of(b, request)
     return request, row_tile
 
 

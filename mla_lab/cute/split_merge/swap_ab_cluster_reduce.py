@@ -31,6 +31,7 @@ from .swap_ab_fragments import (
     CONSUMER_THREADS,
     fragment_column,
     fragment_place,
+    inverse_of,
     natural_lse,
     partial_words,
     row_pair_of,
@@ -128,8 +129,7 @@ def cta_weights(
         if r.num_splits == 1:
             whole0 = with_sink(c, g, sums[0], tops[0], r.row + row)
             whole1 = with_sink(c, g, sums[1], tops[1], r.row + row + 1)
-    inv0 = cute.arch.rcp_approx(whole0) if sums[0] > 0.0 else Float32(0.0)
-    inv1 = cute.arch.rcp_approx(whole1) if sums[1] > 0.0 else Float32(0.0)
+    inv0, inv1 = inverse_of(whole0, sums[0]), inverse_of(whole1, sums[1])
     table = s.cta_weights + warp * c.cluster * 2
     cute.arch.sync_warp()
     if lane < c.cluster:

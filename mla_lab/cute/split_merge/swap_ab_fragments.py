@@ -108,6 +108,12 @@ def wants_lse(g: Any) -> Any:
 
 
 @cute.jit
+def inverse_of(whole: Float32, total: Float32):
+    """1 / `whole`, or 0 of a row whose sum `total` of exponentials is 0: a NaN stays."""
+    return Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(whole)
+
+
+@cute.jit
 def natural_lse(top: Float32, total: Float32):
     """lse of a row with the sum `total` of exponentials relative to its maximum `top` (log2)."""
     value = (top + cute.math.log2(total, fastmath=True)) * Float32(LN2)

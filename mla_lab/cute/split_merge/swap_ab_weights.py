@@ -21,6 +21,7 @@ from .swap_ab_fragments import (
     CONSUMER_THREADS,
     fragment_place,
     fragments_per_row_pair,
+    inverse_of,
     natural_lse,
     row_pair_of,
     wants_lse,
@@ -71,7 +72,7 @@ def pair_weights(
         if const_expr(c.features):
             sink = sink_of(c, g, r.row + first + e)
             whole = whole + cute.math.exp2(sink - highest[e], fastmath=True)
-        inverse = cute.arch.rcp_approx(whole) if parts[e] > 0.0 else Float32(0.0)
+        inverse = inverse_of(whole, parts[e])
         if const_expr(c.split_merge == SplitMerge.LL):
             inverse = inverse * ll.BACK
         inverses.append(inverse)

@@ -15,7 +15,7 @@ from ..split_merge import SplitMerge
 from ..split_merge.piece_flags import mark_written, wait_until_free
 from ..split_merge.swap_ab_cluster_reduce import reduce_partials, send_partial
 from ..split_merge.swap_ab_cooperative import arrive
-from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, profile_event
+from ..split_merge.swap_ab_fragments import CONSUMERS, CtaEvent, inverse_of, profile_event
 from ..split_merge.swap_ab_last_cta import merge_if_last
 from ..split_merge.swap_ab_ll import (
     bound_exponent,
@@ -96,7 +96,7 @@ def store_tile(
         if const_expr(c.features):
             if r.num_splits == 1:
                 whole = with_sink(c, g, seen, row_max(s, r, last, row), r.row + row)
-        inverse[i] = cute.arch.rcp_approx(whole) if seen > 0.0 else Float32(0.0)
+        inverse[i] = inverse_of(whole, seen)
     store_accumulators(c, wg, g, tOrO, inverse, r, warp, lane)
     if tid < c.rows:
         store_lse(c, g, r, tid, row_max(s, r, last, tid), row_total(s, tid))

@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Float32, Int32, Uint32, const_expr
 
 from ..common.fixed_pieces import OWN_PIECES
 from ..common.ptx_sm90 import fresh_thread, load4, pick
@@ -28,6 +28,7 @@ from .mainloop_bf16 import FIRST, PV_FIRST, QK_FIRST, SECOND
 from .mma import Accumulators, WarpGroup, accumulators, warp_group
 from .params import TILE_KV, Traits
 from .shared_storage import (
+    NAN_LENGTH,
     Globals,
     Record,
     Shared,
@@ -48,7 +49,8 @@ def mainloop(
     design = mainloop_fp8 if const_expr(c.fp8) else mainloop_bf16
     own_tile, finish_other = design.own_tile, design.finish_other
     wg.tOrO.fill(0.0)
-    wg.row_sum.fill(0.0)
+    # a row sum of NaN reaches out and lse
+    wg.row_sum.fill(pick(w.kv_len == NAN_LENGTH, Float32.nan, Float32(0.0)))
     start = Int32(wg.idx)
     if const_expr(c.one_code):
         start = cute.arch.make_warp_uniform(start + first_owner(c, w.tiles_before)) % 2

@@ -161,7 +161,7 @@ def produce_grid(c: cutlass.Constexpr[Traits], g: Globals, s: Shared, a: GridLoa
     """Grid mode: the one work tile of this CTA. Q first, under the loads of length and table."""
     with cute.arch.elect_one():
         s.q.full.expect_tx(0, c.q_bytes)
-    load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)
+    load_q(c, g, s, a.tokens.begin * g.heads + a.row_tile * c.rows)
     w, record = open_grid(c, g, a, rank)
     if w.mine > 0:
         load_tile(c, g, s, w, w.first, Int32(0))

@@ -165,7 +165,7 @@ def produce_gathered(c: cutlass.Constexpr[Traits], g: Globals, s: Shared):
     if warp == 0:
         with cute.arch.elect_one():
             s.q.full.expect_tx(0, c.q_bytes)
-        load_q(c, g, s, a.begin * g.heads + a.row_tile * c.rows)
+        load_q(c, g, s, a.tokens.begin * g.heads + a.row_tile * c.rows)
     w, record = open_grid(c, g, a, Int32(0))
     entries = load_table(c, g, w.request, w.kv_len, w.first, lane)
     if warp == 0:

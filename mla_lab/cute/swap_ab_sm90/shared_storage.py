@@ -27,6 +27,9 @@ from .params import (
 
 #: `WorkTile.num_tiles` of the record after the last work tile
 END = -1
+#: `WorkTile.kv_len` of a request whose rows become NaN, since its length or its query tokens lie
+#: outside of the call's tensors: no token lies behind it, so that none is masked
+NAN_LENGTH = (1 << 31) - 1
 #: words of a worker's plan, one from each lane
 PLAN_WORDS = 32
 
@@ -85,6 +88,7 @@ class WorkTile:
     num_tiles: Int32
     #: their first token
     token: Int32
+    #: of the request, or NAN_LENGTH
     kv_len: Int32
     #: tokens that query token 0 sees before itself, kv_len - q_len; sparse: the request
     prefix: Int32

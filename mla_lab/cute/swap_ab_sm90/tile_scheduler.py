@@ -18,11 +18,11 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.formula import WHOLE_BLOCKS
 from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
-from ..common.ptx_sm90 import div_pow2, load_lasting
-from ..common.self_schedule import WORDS, Batch, Plan, select
+from ..common.ptx_sm90 import div_pow2, load_lasting, pick
+from ..common.self_schedule import WORDS, Batch, Plan, cut_offset, select
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
-from .shared_storage import END, Globals, Shared
+from .shared_storage import END, NAN_LENGTH, Globals, Shared
 
 #: block table entries that a warp loads before it has the length, which decides on those needed
 AHEAD = 128
@@ -54,8 +54,51 @@ def load_entries(g: Globals, request: Int32, base: Int32):
 def batch_of(c: Traits, g: Globals) -> Batch:
     """What the scheduling rule reads."""
     return Batch(
-        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, c.rows, pieces=c.pieces
-    )
+        g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, c.rows, pieces=c.pieces,
+        tokens=query_tokens(g),
+    )  # fmt: skip
+
+
+def query_tokens(g: Globals) -> Int32:
+    """Query tokens of the launch: out is [batch, q_len, heads, 512], or rows."""
+    if cute.rank(g.mO) == 4:
+        return Int32(g.mO.shape[0] * g.mO.shape[1])
+    return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Query tokens of a request inside of the launch's; `outside`: 1 where its offsets fall or go
+    beyond them."""
+
+    begin: Int32
+    count: Int32
+    outside: Int32
+
+
+def cut_tokens(g: Globals, begin: Int32, end: Int32) -> Tokens:
+    """The tokens that a request has by `q_begin`, cut before any address is made of them."""
+    tokens = query_tokens(g)
+    first = cut_offset(begin, tokens)
+    past = cutlass.max(cutlass.min(end, tokens), first)
+    return Tokens(first, past - first, pick((first == begin) & (past == end), Int32(0), Int32(1)))
+
+
+def cut_length(c: Traits, g: Globals, kv_len: Int32, outside: Int32) -> tuple[Int32, Int32, Int32]:
+    """Keys that are read of a request, their blocks, and the length in its record. No more keys
+    are read than its row of the block table names; of a longer request, and of one whose tokens
+    lie `outside`, the record has NAN_LENGTH. A length below 0 counts as none."""
+    width, page = Int32(g.block_table.shape[1]), c.page
+    if c.kv_load == KvLoad.GATHER_SPARSE:
+        page = 1
+    elif c.gathered:
+        page = g.cache.shape[1]
+    named = cutlass.min(Int64(width) * page, Int64(NAN_LENGTH)).to(Int32)
+    # CTAs of a cluster send nothing without a key
+    least = outside if c.cluster > 1 else Int32(0)
+    keys = cutlass.min(cutlass.max(kv_len, least), named)
+    told = pick((kv_len > named) | (outside != 0), Int32(NAN_LENGTH), keys)
+    return keys, Int32(Uint32(keys + (TILE_KV - 1)) >> 6), told
 
 
 @dataclass(frozen=True)
@@ -145,11 +188,10 @@ def open_work(
 
     Lengths are those of this launch, whatever a plan was made for: the last split ends where the
     keys end, and one beyond them is empty."""
-    request, kv_len, begin = words[0], loads.kv_len, loads.token
-    q_len = loads.next_token - begin
+    request, tokens = words[0], cut_tokens(g, loads.token, loads.next_token)
+    keys, held, kv_len = cut_length(c, g, loads.kv_len, tokens.outside)
     # one CTA begins where the piece does
     base, entry = div_pow2(words[2] * TILE_KV, c.page), loads.entry
-    held = div_pow2(kv_len + TILE_KV - 1, TILE_KV)
     end = cutlass.min(words[3], held)
     if words[4] + 1 == words[5]:
         end = held
@@ -165,17 +207,17 @@ def open_work(
         mine,
         first * TILE_KV,
         kv_len,
-        kv_len - q_len,
+        kv_len - tokens.count,
         row,
-        begin * g.heads + row,
-        cutlass.max(cutlass.min(Int32(c.rows), q_len * g.heads - row), Int32(0)),
+        tokens.begin * g.heads + row,
+        cutlass.max(cutlass.min(Int32(c.rows), tokens.count * g.heads - row), Int32(0)),
         cutlass.min(blocks, Int32(c.cluster)),
         words[6],
         words[7],
         words[5],
         words[4],
     )
-    return Work(request, first, mine, kv_len, base, entry), record
+    return Work(request, first, mine, keys, base, entry), record
 
 
 def share_begin(c: Traits, blocks: Int32, rank: Int32) -> Int32:
@@ -192,15 +234,15 @@ class GridLoads:
     row_tile: Int32
     split: Int32
     kv_len: Int32
-    begin: Int32
-    q_len: Int32
+    tokens: Tokens
     #: the request's first AHEAD table entries, lane + 32 k in word k
     entries: tuple
 
     @classmethod
     def none(cls) -> GridLoads:
         """Of a warp that loads nothing."""
-        return cls(*[Int32(0)] * 6, (Int32(0),) * (AHEAD // 32))
+        zero = Int32(0)
+        return cls(*[zero] * 4, Tokens(*[zero] * 3), (zero,) * (AHEAD // 32))
 
 
 @cute.jit
@@ -227,10 +269,11 @@ def issue_loads(c: cutlass.Constexpr[Traits], g: Globals):
     if const_expr(c.kv_load == KvLoad.GATHER_SPARSE):
         # every query token is a request of one token, as long as its list of slots, or as many of
         # them as count
-        width, one = Int32(g.block_table.shape[1]), Int32(1)
+        width = Int32(g.block_table.shape[1])
         if g.seq_lens.shape[0] > 0:
             width = cutlass.min(width, load_lasting(g.seq_lens.iterator + request))
-        return GridLoads(request, row_tile, split, width, request, one, (Int32(0),) * (AHEAD // 32))
+        own = Tokens(request, Int32(1), Int32(0))
+        return GridLoads(request, row_tile, split, width, own, (Int32(0),) * (AHEAD // 32))
     return issue_request_loads(c, g, split, row_tile, request)
 
 
@@ -247,12 +290,10 @@ def issue_request_loads(
         # a load that the compiler leaves in its place, before the length is there
         entries[k] = cute.arch.load(table + at, Int32, cop="cg")
     kv_len = load_lasting(g.seq_lens.iterator + request)
-    q_len = g.q_len
-    begin = request * g.q_len
+    tokens = Tokens(request * g.q_len, g.q_len, Int32(0))
     if g.q_len == 0:
-        begin = g.q_begin[request]
-        q_len = g.q_begin[request + 1] - begin
-    return GridLoads(request, row_tile, split, kv_len, begin, q_len, tuple(entries))
+        tokens = cut_tokens(g, g.q_begin[request], g.q_begin[request + 1])
+    return GridLoads(request, row_tile, split, kv_len, tokens, tuple(entries))
 
 
 @cute.jit
@@ -304,8 +345,7 @@ def prefetch_grid(c: cutlass.Constexpr[Traits], g: Globals, rank: Int32):
 def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int32):
     """The share of CTA `rank` of piece `split`, and its work record (END, and one split: no such
     piece)."""
-    # a length below 0 counts as none: less than no block would be taken for END
-    held = cutlass.max((a.kv_len + TILE_KV - 1) >> 6, Int32(0))
+    keys, held, kv_len = cut_length(c, g, a.kv_len, a.tokens.outside)
     blocks = cutlass.max(held, Int32(1))
     splits = cutlass.min(g.num_splits, blocks)
     begin, after = cut(g, blocks, a.split), cut(g, blocks, a.split + 1)
@@ -313,13 +353,13 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
         splits, begin, after = Int32(1), Int32(0), blocks
     count = cutlass.min(after, held) - begin
     row = a.row_tile * c.rows
-    rows = a.q_len * g.heads - row
+    rows = a.tokens.count * g.heads - row
     group = a.request * g.row_tiles + a.row_tile
     there = (a.split < splits) & (rows > 0)
     if const_expr(c.multicast > 1):
         # all of a cluster or none, since each loads for the others
         lead = row - a.row_tile % c.multicast * c.rows
-        there = (a.split < splits) & (lead < a.q_len * g.heads)
+        there = (a.split < splits) & (lead < a.tokens.count * g.heads)
         splits = splits if rows > 0 else Int32(1)
     if not there:
         count, splits = Int32(0), Int32(1)
@@ -334,11 +374,11 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
     record = (
         state,
         first * TILE_KV,
-        a.kv_len,
+        kv_len,
         # the row of slots that a sparse call's consumers read
-        a.request if const_expr(c.kv_load == KvLoad.GATHER_SPARSE) else a.kv_len - a.q_len,
+        a.request if const_expr(c.kv_load == KvLoad.GATHER_SPARSE) else kv_len - a.tokens.count,
         row,
-        a.begin * g.heads + row,
+        a.tokens.begin * g.heads + row,
         cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0)),
         cutlass.min(count, Int32(c.cluster)),
         group * g.num_splits + a.split,
@@ -346,7 +386,7 @@ def open_grid(c: cutlass.Constexpr[Traits], g: Globals, a: GridLoads, rank: Int3
         splits,
         a.split,
     )
-    return Work(a.request, first, mine, a.kv_len, base, entry), record
+    return Work(a.request, first, mine, keys, base, entry), record
 
 
 @cute.jit
@@ -354,11 +394,11 @@ def merge_record(c: cutlass.Constexpr[Traits], g: Globals, words: Int32):
     """`tail` and `more` of the work record again, as far as the merge reads them, from the lanes
     of a plan's row."""
     request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
-    begin = g.q_begin[request]
-    rows = (g.q_begin[request + 1] - begin) * g.heads - row_tile * c.rows
+    tokens = cut_tokens(g, g.q_begin[request], g.q_begin[request + 1])
+    rows = tokens.count * g.heads - row_tile * c.rows
     tail, more = cute.make_rmem_tensor(4, Int32), cute.make_rmem_tensor(4, Int32)
     tail[0] = row_tile * c.rows
-    tail[1] = begin * g.heads + row_tile * c.rows
+    tail[1] = tokens.begin * g.heads + row_tile * c.rows
     tail[2] = cutlass.max(cutlass.min(Int32(c.rows), rows), Int32(0))
     tail[3] = Int32(0)
     for i, word in enumerate((6, 7, 5, 4)):

@@ -192,3 +192,24 @@ def test_a_query_of_zeros_weighs_all_keys_alike(config: KernelConfig) -> None:
     call = call_of(config, replace(inputs, bmm1_scale=1e-30), 1)
     launched(call)
     check_rows(call, [0], right=True)
+
+
+@needs_time
+@pytest.mark.parametrize(("exponent", "finite"), [(112, True), (126, False), (127, False)])
+def test_columns_under_a_great_scale_are_right_or_not_finite(exponent: int, finite: bool) -> None:
+    """Not 0. Out has bf16's range: latents of the first group are small."""
+    config = SWAP_AB_WALK_656
+    inputs = make_inputs(problem_for(config, (150, 77)), 0, ["lse"], workspace_bytes=64)
+    pages = inputs.kv_cache.view(torch.uint8)
+    token = pages[int(inputs.block_tables[0, 1])].view(-1, pages.shape[-1])[3]
+    token[:128] = 0x10
+    token[512:516].view(torch.float32)[0] = 2.0**exponent
+    inputs.query[..., :128] = 0.0
+    call = call_of(config, inputs, 1)
+    launched(call)
+    own = call.out.flatten(0, 1)[0].float()
+    assert bool(own[:, :128].isfinite().all()) == finite
+    if finite:
+        expected = call.expected.out.reshape(call.out.shape).flatten(0, 1)[0]
+        assert rel_error(own[:, :128], expected[:, :128]) < EIGHT_BITS[0]
+    check_rows(call, [1], right=True)

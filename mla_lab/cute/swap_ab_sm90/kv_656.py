@@ -22,7 +22,8 @@ is added in fp32. Each P_g is a block of its own on the bytes of the rope:
 
     P[group][row, hi then lo][64 tokens] of 64 bytes, swizzled and in `fp8_operands`' token order
 
-Scales of tokens past the end count as 0, whatever lies there.
+Scales of tokens past the end count as 0, whatever lies there. A tile with a scale of 2^126 or more
+has an infinite u_g, since 1 / u_g would be no normal number: its columns of out are not finite.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from ...core.dims import LATENT_DIM, ROPE_DIM
 from ..common.kv_656 import ROPE_STEPS, columns_of_tokens, rope_and_scale_tma
 from ..common.pipeline import PipelineState
-from ..common.ptx_sm90 import bits_float, float_bits, load4
+from ..common.ptx_sm90 import bits_float, float_bits, load4, pick
 from ..common.tma import tma_views
 from . import fp8_operands as fp8
 from . import query_hi_lo as hi_lo
 from .mma import WarpGroup, operands
 from .params import SCALES, TILE_KV, Traits
 from .shared_storage import Globals, Shared
+
+#: biased fp32 exponent of the greatest u_g that has an inverse
+MOST_EXPONENT = 253
 
 
 def rope_layouts(c: Traits) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
@@ -148,7 +152,8 @@ def p_scale(c: cutlass.Constexpr[Traits], s: Shared, wg: WarpGroup, stage: Int32
     top = Int32(0)
     for warp in cutlass.range_constexpr(4):
         top = cutlass.max(top, float_bits(s.kv_656.sMaxScale[wg.idx, warp, n]))
-    exponent = cutlass.min(cutlass.max((top >> 23) + 1, Int32(1)), Int32(hi_lo.INFINITE))
+    exponent = (top >> 23) + 1
+    exponent = pick(exponent > MOST_EXPONENT, Int32(hi_lo.INFINITE), exponent)
     s.kv_656.sP_scale[stage, n] = bits_float(exponent << 23)
 
 

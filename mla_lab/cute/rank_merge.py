@@ -19,7 +19,7 @@ from cutlass.cute.runtime import make_fake_stream
 from ..core.dims import LATENT_DIM
 from ..plan.config import KernelConfig
 from .common.launch_arguments import tensor
-from .common.ptx_sm90 import LOG2E, add, butterfly, pick
+from .common.ptx_sm90 import LOG2E, UPWARD, add, butterfly, pick
 from .registry import CuteEntry
 
 #: columns of a row, and warps of a CTA
@@ -29,7 +29,6 @@ VECTOR = 8
 VECTORS = COLUMNS // (32 * VECTOR)
 #: ranks whose outs are loaded at once
 BATCH = 4
-WARP = (1, 2, 4, 8, 16)
 #: of a rank with keys; finite in log2 units too
 LEAST_LSE = -1.0e38
 ELEMENTS = {"bf16": BFloat16, "fp16": Float16}
@@ -51,9 +50,9 @@ def weight_of(own: Float32, sink: Float32, to_log2: Float32, from_log2: Float32)
     """The lane's weight, and the lse of all lanes; `own` in the caller's units, `sink` in log2
     units. The lse of a rank that alone has keys stays as it is."""
     # a row that no rank has a key for: weights exp2(-inf - finite) are 0
-    top = cute.arch.fmax(butterfly(cute.arch.fmax, own, WARP), Float32(LEAST_LSE))
+    top = cute.arch.fmax(butterfly(cute.arch.fmax, own, UPWARD), Float32(LEAST_LSE))
     part = cute.math.exp2((own - top) * to_log2, fastmath=True)
-    total = butterfly(add, part, WARP)
+    total = butterfly(add, part, UPWARD)
     whole = total + cute.math.exp2(sink - top * to_log2, fastmath=True)
     inverse = pick(whole == 0.0, Float32(0.0), cute.arch.rcp_approx(whole))
     lse = top + cute.math.log2(total, fastmath=True) * from_log2

@@ -181,9 +181,8 @@ def add(a: Float32, b: Float32) -> Float32:
 #: lane offsets of a `butterfly` over the four lanes that hold one accumulator row
 QUAD = (1, 2)
 
-
-#: lane offsets of a butterfly over a whole warp
-WARP = (16, 8, 4, 2, 1)
+#: lane offsets of a butterfly over a whole warp, in the order in which its sums are formed
+WARP, UPWARD = (16, 8, 4, 2, 1), (1, 2, 4, 8, 16)
 
 
 def butterfly(op: Callable[[Any, Any], Any], value: Any, offsets: tuple[int, ...] = QUAD) -> Any:

@@ -14,14 +14,19 @@ from cutlass import Float32, Int32, const_expr
 
 from ..common.feature_operands import with_sink
 from ..common.fp8 import put_two
-from ..common.ptx_sm90 import LOG2E, NO_SCORE, add, butterfly, fresh_thread, vec4
+from ..common.ptx_sm90 import LOG2E, NO_SCORE, UPWARD, add, butterfly, fresh_thread, vec4
 from .swap_ab_cooperative import arrivals_of, counter_of
-from .swap_ab_fragments import CONSUMER_THREADS, CONSUMERS, LATENT_DIM, natural_lse, wants_lse
+from .swap_ab_fragments import (
+    CONSUMER_THREADS,
+    CONSUMERS,
+    LATENT_DIM,
+    inverse_of,
+    natural_lse,
+    wants_lse,
+)
 
 #: partials whose loads are in flight together
 BATCH = 8
-#: lane distances of a butterfly over a warp, in the order in which its sums are formed
-UPWARD = (1, 2, 4, 8, 16)
 
 
 @cute.jit
@@ -94,7 +99,7 @@ def store_four(
 ):  # fmt: skip
     """Four columns of an output row, divided by its sum and its sink; the lse with column 0."""
     whole = with_sink(c, g, total, top, r.row + row)
-    inverse = cute.arch.rcp_approx(whole) if total > 0.0 else Float32(0.0)
+    inverse = inverse_of(whole, total)
     at = (r.out_row + row) * LATENT_DIM + col
     if const_expr(c.fp8):
         for e in cutlass.range_constexpr(0, 4, 2):

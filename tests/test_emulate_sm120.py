@@ -73,7 +73,8 @@ def inputs_of(kind: str, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], *nam
 def launched(
     monkeypatch: pytest.MonkeyPatch, inputs: Inputs, q_len: int, most: int = 1, window: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """out and lse of a launch for `q_len` query tokens a request, in `most` pieces of 64 keys."""
+    """out and lse of a launch for `q_len` query tokens a request, in `most` pieces of 64 keys. Rows
+    around them stay as they were."""
     mla = isinstance(inputs, DecodeInputs)
     dims, formats = (MLA_DIMS, ("bf16", "e4m3")) if mla else ((128, 128), ("bf16", "bf16"))
     config = config_for(dims, formats, ARCH)
@@ -85,16 +86,25 @@ def launched(
     monkeypatch.setattr(xqa, "kernel", lambda config, device: Kernel)
     keys, values = (inputs.kv_cache, inputs.kv_cache) if mla else inputs.kv_cache
     tokens = inputs.query.view(-1, *inputs.query.shape[-2:]).shape[0]
-    out = torch.full((tokens, 4, dims[1]), 7.0, dtype=torch.bfloat16)
-    lse = torch.full((tokens, 4), 7.0)
+    room = torch.full((3 * tokens, 4, dims[1]), 7.0, dtype=torch.bfloat16)
+    room_of_lse = torch.full((3 * tokens, 4), 7.0)
+    out, lse = (whole[tokens : 2 * tokens] for whole in (room, room_of_lse))
     tiles = len(inputs.seq_lens) * (-(-4 * q_len // 16) if mla else 2 * -(-2 * q_len // 16))
     cuts = Cuts(config, tiles, most, 64, dims[1])
     believed = inputs.cum_seq_lens_q is not None and q_len < tokens
     settings = xqa.Settings(q_len, believed, window_left=window, programmatic_launch=False)
     launch = xqa.XqaLaunch(cuts, settings, Workspace.of(cuts.workspace, None, CPU), CPU)
     launch(xqa.Operands.of(inputs, keys, values, out, lse))  # type: ignore[arg-type]
-    assert not emulated.run.findings
+    overlap = mixed_up(inputs.cum_seq_lens_q)
+    assert not [f for f in emulated.run.findings if not (overlap and f.kind == "race")]
+    for whole in (room, room_of_lse):
+        assert whole[:tokens].eq(7).all() and whole[2 * tokens :].eq(7).all()
     return out, lse
+
+
+def mixed_up(sums: Tensor | None) -> bool:
+    """Whether requests share query tokens, whose rows have several writers then."""
+    return sums is not None and bool((sums[1:] < sums.cummax(0).values[:-1]).any())
 
 
 def right(inputs: Inputs, out: Tensor, lse: Tensor, rows: slice = slice(None)) -> bool:
@@ -141,20 +151,74 @@ def test_a_scale_without_a_result_gives_nan(
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [-(2**31), -1, 2**30, 2**31 - 1])
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("length", [-(2**31), -1, 97, 2**30, 2**31 - 64, 2**31 - 1])
 def test_a_length_out_of_bounds_reads_no_page_that_the_table_does_not_name(
-    monkeypatch: pytest.MonkeyPatch, kind: str, length: int
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, most: int
 ) -> None:
-    """Of one below 0 there is no key, of one beyond the table the table's."""
-    inputs = inputs_of(kind, (2, 2), (32, 32))
-    lengths = torch.tensor([32, length], dtype=torch.int32)
-    table = inputs.block_tables[:, :2].contiguous()
-    out, lse = launched(monkeypatch, replace(inputs, seq_lens=lengths, block_tables=table), 2)
+    """A request of a length below 0 has no key, one of a length beyond its row of the table NaN."""
+    inputs = inputs_of(kind, (2, 2), (96, 96))
+    lengths = torch.tensor([96, length], dtype=torch.int32)
+    table = inputs.block_tables[:, :6].contiguous()
+    given = replace(inputs, seq_lens=lengths, block_tables=table)
+    out, lse = launched(monkeypatch, given, 2, most)
     assert right(inputs, out, lse, slice(2))
     if length > 0:
-        assert right(inputs, out, lse)
+        assert out[2:].isnan().all() and lse[2:].isnan().all()
     else:
         assert not out[2:].any() and lse[2:].eq(-math.inf).all()
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize(
+    ("sums", "nan"),
+    [
+        ((0, 2, 4, 9), (4, 6)),
+        ((0, 2, 4, 2**31 - 1), (4, 6)),
+        ((-3, 2, 4, 6), (0, 2)),
+        ((0, 2, 7, 6), (2, 6)),
+        ((0, 2, 9, -1), (2, 6)),
+        ((-(2**31), 2**31 - 1, -(2**31), 2**31 - 1), (0, 6)),
+        ((0, 4, 2, 6), None),
+    ],
+)
+def test_offsets_out_of_bounds_touch_no_row_outside(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    most: int,
+    sums: tuple[int, ...],
+    nan: tuple[int, int] | None,
+) -> None:
+    """Rows of a request whose offsets lie outside are NaN, those of the others right. Where two
+    requests have the same rows, either result may stand there."""
+    inputs = inputs_of(kind, (2, 2, 2), (70, 100, 9), "ragged")
+    given = torch.tensor(sums, dtype=torch.int32)
+    out, lse = launched(monkeypatch, replace(inputs, cum_seq_lens_q=given), 6, most)
+    if nan is None:
+        assert out.isfinite().all() and lse.isfinite().all()
+        return
+    rows = torch.arange(6)
+    wrong = (rows >= nan[0]) & (rows < nan[1])
+    assert out[wrong].isnan().all() and lse[wrong].isnan().all()
+    for honest in (slice(nan[0]), slice(nan[1], None)):
+        assert not wrong[honest].numel() or right(inputs, out, lse, honest)
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [math.nan, math.inf])
+@pytest.mark.parametrize("sinks", [(), ("sinks",)])
+def test_a_row_without_keys_is_0_under_any_scale_of_out(
+    monkeypatch: pytest.MonkeyPatch, kind: str, scale: float, sinks: tuple[str, ...]
+) -> None:
+    inputs = replace(inputs_of(kind, (1, 1), (0, 70), *sinks), bmm2_scale=torch.tensor([scale]))
+    out, lse = launched(monkeypatch, inputs, 1)
+    assert not out[0].any() and lse[0].eq(-math.inf).all()
+    assert not out[1].isfinite().any() and lse[1].isfinite().all()
 
 
 def tensor(kind: tuple[int, int], *shape: int, strides: tuple[int, ...] = ()) -> DeviceTensor:

@@ -212,6 +212,7 @@ void xqa(TensorView query, TensorView k_cache, TensorView v_cache, TensorView ou
   set_results(p, out, lse, rows);
   set_mask(p, mask, rows);
   p.seq_lens = ints(seq_lens, "seq_lens", {p.batch});
+  p.total_q = static_cast<int32_t>(rows / p.heads);
   p.q_begin = q_begin.numel() ? ints(q_begin, "q_begin", {p.batch + 1}) : nullptr;
   p.sinks = optional_floats(sinks, "sinks", {p.heads});
   p.bmm1_scale = optional_floats(bmm1_tensor, "bmm1_scale", {1});

@@ -52,6 +52,17 @@ __device__ inline void store4(const Params& p, int64_t at, float4 v) {
   }
 }
 
+// NaN in place of every result of the row tile.
+__device__ inline void put_nan(const Params& p, const Work& work) {
+  constexpr int kFloat4s = Config::kVDim / 4;
+#pragma unroll 1
+  for (int at = threadIdx.x; at < work.rows * kFloat4s; at += Config::kThreads) {
+    const int64_t row = work.result(p, at / kFloat4s);
+    store4(p, row * Config::kVDim + at % kFloat4s * 4, make_float4(NAN, NAN, NAN, NAN));
+    if (at % kFloat4s == 0 && p.lse != nullptr) p.lse[row] = NAN;
+  }
+}
+
 struct Finish {
   static constexpr int kWarps = Config::kTeam * Config::kTeams;
   static constexpr int kFloat4s = Config::kVDim / 4;
@@ -250,10 +261,12 @@ struct Finish {
     return lse == -INFINITY ? 0.0f : exp2_fast((lse - most) * kLog2E);
   }
 
-  // The output's scale and the sink, which is one more term of the denominator.
+  // The output's scale and the sink, which is one more term of the denominator. A row without keys
+  // has out 0, whatever the scale.
   __device__ float final_factor(int row, float lse) const {
+    if (lse == -INFINITY) return 0.0f;
     const float factor = p.bmm2_scale ? *p.bmm2_scale : p.bmm2;
-    if (p.sinks == nullptr || lse == -INFINITY) return factor;
+    if (p.sinks == nullptr) return factor;
     return factor / (1.0f + expf(p.sinks[work.head(row)] - lse));
   }
 

@@ -8,7 +8,8 @@ namespace mla::xqa {
 constexpr int kMaskWordBits = 16;
 
 struct Work {
-  int request, kv_head, group, split, pieces;
+  int request, kv_head, group, split;
+  int pieces;              // of the row tile's keys; 0: its results are NaN
   int first_query;         // token of the batch
   int q_len, prefix;       // prefix: keys before the first new token; negative where q_len > kv_len
   int first_row, rows;     // rows of this tile; row = token * group + head of the group
@@ -16,18 +17,28 @@ struct Work {
   int begin, end;          // this piece's tiles of keys
   int slot, counter;
 
-  // False where there is nothing to do, not even rows without keys, and for a request with more
-  // query tokens than a row of its mask has columns, whose results stay as they were.
+  // False where there is nothing to do, not even rows without keys. Of a request that lies outside
+  // of the call's tensors one CTA a row tile writes NaN to the rows that it has inside: its offsets
+  // fall or leave [0, total_q], its length is beyond its row of the block table, or it has more
+  // query tokens than a row of its mask has columns.
   __device__ bool find(const Params& p) {
     request = blockIdx.z;
+    split = blockIdx.x;
     group = p.heads / p.kv_heads;
     kv_head = blockIdx.y % p.kv_heads;
     first_row = blockIdx.y / p.kv_heads * Config::kRows;
-    first_query = p.q_begin ? p.q_begin[request] : request * p.q_len;
-    q_len = p.q_begin ? p.q_begin[request + 1] - first_query : p.q_len;
+    const int begin = p.q_begin ? p.q_begin[request] : request * p.q_len;
+    const int end = p.q_begin ? p.q_begin[request + 1] : begin + p.q_len;
+    const int kv_len = p.seq_lens[request];
+    first_query = max(0, min(begin, p.total_q));
+    q_len = max(0, min(end, p.total_q)) - first_query;
     rows = min(q_len * group - first_row, Config::kRows);
-    if (rows <= 0 || (p.mask && q_len > kMaskWordBits * p.mask_words)) return false;
-    const int kv_len = min(p.seq_lens[request], p.max_pages << p.page_shift);
+    if (rows <= 0) return false;
+    if (begin != first_query || end - begin != q_len || kv_len > p.max_pages << p.page_shift ||
+        (p.mask && q_len > kMaskWordBits * p.mask_words)) {
+      pieces = 0;
+      return split == 0;
+    }
     prefix = kv_len - q_len;
     end_key = p.mask ? kv_len : prefix + token(rows - 1) + 1;
     end_key = max(0, min(kv_len, end_key));
@@ -49,7 +60,6 @@ struct Work {
     const int tiles = max(0, (end_key + Config::kTile - 1) / Config::kTile - first_tile);
     const int wanted = (tiles * Config::kTile + p.split_tokens - 1) / p.split_tokens;
     pieces = max(1, min(wanted, p.max_splits));
-    split = blockIdx.x;
     if (split >= pieces) return false;
     begin = first_tile + part(tiles, split);
     end = first_tile + part(tiles, split + 1);

@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtas)
   touch_table(p);
   Work work;
   if (!work.find(p)) return;
+  if (work.pieces == 0) return put_nan(p, work);
   const Work& kept = keep(work, later);
 
   const Team team;

@@ -32,9 +32,7 @@ struct Params {
   int32_t page_shift;       // log2 of the page size
   const int32_t* seq_lens;  // [batch]
   const int32_t* q_begin;   // [batch + 1], query tokens before each request; null: q_len each
-  // [total_q, mask_words], bit c: the row sees draft column c; or null. Rows of a request with more
-  // query tokens than columns are not written
-  const uint16_t* mask;
+  const uint16_t* mask;     // [total_q, mask_words], bit c: the row sees draft column c; or null
   int32_t mask_words;
   const float* sinks;       // [heads], or null
   const float* bmm1_scale;  // on the device, or null
@@ -49,6 +47,7 @@ struct Params {
   float* partial_lse;  // [groups, max_splits, tile_rows], base e, without the sink
   int32_t* counters;   // [groups], zero between launches
   int32_t batch;
+  int32_t total_q;  // query tokens of all requests
   int32_t heads;
   int32_t kv_heads;
   int32_t q_len;        // the greatest of the batch

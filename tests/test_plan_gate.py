@@ -63,9 +63,18 @@ def test_other_calls_have_no_dual_build(problem: Problem) -> None:
 
 
 def test_rows_that_may_differ_are_not_taken_by_formula() -> None:
-    chosen = select(Problem.uniform(1, 1, 1, 128), H200, ragged=True)
+    chosen = select(Problem.uniform(4, 1, 1, 16), H200, ragged=True)
     assert chosen is not None
     assert chosen.num_splits == 0
+
+
+@pytest.mark.parametrize("q_len", [1, 2, 3])
+def test_one_ragged_request_which_has_all_query_tokens_is_taken_by_formula(q_len: int) -> None:
+    problem = Problem.uniform(1, q_len, q_len, 16)
+    chosen = select(problem, H200, ragged=True)
+    assert chosen == select(problem, H200)
+    assert chosen is not None
+    assert chosen.config.option("grid") == 1
 
 
 @pytest.mark.parametrize("gpu", [H200, H100], ids=lambda gpu: gpu.name)

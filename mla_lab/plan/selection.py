@@ -82,13 +82,14 @@ def select(
     """The build for calls of this batch, these rows and formats; lengths are not looked at. None
     where no family has one. With `able` the best whose kernel can be had, where any can.
 
-    Where query lengths are `ragged`, rows are no more than a bound, which a formula would have to
-    believe: there it is a walk where there is one.
+    Where query lengths of several requests are `ragged`, rows are no more than a bound, which a
+    formula would have to believe: there it is a walk where there is one. A single request has all
+    query tokens of its call.
     """
     found = list(all_selections(problem, gpu, costs or recorded_costs()))
     if able is not None:
         found = [each for each in found if able(each.config)] or found
-    if ragged:
+    if ragged and problem.batch > 1:
         found = [each for each in found if each.num_splits == 0] or found
     return found[0] if found else None
 

@@ -154,7 +154,7 @@ class Launch:
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
         self._base2 = self._shapes.lse_base2
-        self._fills = believes_bounds(call, words, planner)
+        self._fills = leaves_rows_out(call, words, planner)
         if before is not None:
             before._base2 = False  # the last launch changes the base of all rows
             before._fills, self._fills = False, self._fills or before._fills
@@ -340,21 +340,27 @@ class Launch:
         return query, cache, out, lse
 
 
-def believes_bounds(
+def leaves_rows_out(
     call: Call, words: DevicePlan | SelfScheduled | Formula, planner: DevicePlanner | None
 ) -> bool:
     """Whether rows are left out where `max_q_len` or `max_seq_len` is too small, or where a ragged
     call has other query tokens than its plan, which holds the row tiles of those that it was made
-    for.
+    for. None are where each request has row tiles for all query tokens of the call.
     """
     form = call.form
-    if form.features.planned and form.features.ragged:
-        return True
-    q_len = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
-    if planner is None:
-        few = isinstance(words, SelfScheduled) and words.takes_few_rows
-        return q_len and (isinstance(words, Formula) or few) and not form.features.sparse
-    return q_len or planner.capacity != replace(planner, max_kv_len=form.bounds.kv_lens[0]).capacity
+    believes = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
+    if planner is not None:
+        bounds = replace(planner, max_kv_len=form.bounds.kv_lens[0])
+        return believes or planner.capacity != bounds.capacity
+    if not form.features.ragged or form.features.sparse:
+        return False
+    if isinstance(words, SelfScheduled):
+        return believes and words.takes_few_rows
+    plan, heads = call.args.plan, form.bounds.heads
+    rows = words.row_tiles * words.config.tile_rows if isinstance(words, Formula) else 0
+    if plan is not None and isinstance(words, DevicePlan):
+        rows = -(-min(plan.problem.q_lens) * heads // plan.tile_rows) * plan.tile_rows
+    return (believes or plan is not None) and rows < form.total_q * heads
 
 
 def requests_of(

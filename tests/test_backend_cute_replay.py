@@ -168,6 +168,20 @@ def test_a_mask_as_wide_as_drafts_that_were_read_is_not_repeated(
             native(longer)
 
 
+def test_a_grid_for_drafts_that_were_read_is_not_repeated(
+    kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
+) -> None:
+    """Without max_q_len the longest request decides how many row tiles a grid has: one that is
+    longer in another call found none for its last rows, which stayed as the memory was."""
+    inputs = inputs_of(Problem((1, 2, 1), (70, 90, 60), 16, page_size=1), "ragged")
+    for _ in range(2):
+        check(inputs, native(inputs))
+    assert len(bindings) == 2
+    sums = torch.tensor([0, 0, 0, 4], dtype=torch.int32)
+    longer = replace(inputs, cum_seq_lens_q=sums, problem=replace(inputs.problem, q_lens=(0, 0, 4)))
+    check(longer, native(longer))
+
+
 def test_a_context_parallel_call_without_a_bound_is_repeated_with_any_query_tokens(
     kernels: dict[KernelConfig, AbiKernel], bindings: list[int]
 ) -> None:

@@ -44,7 +44,7 @@ from . import blackwell, keep_ab_gather, proofs
 from .catalogue import able, able_as_shipped, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, check_bundles, of_selection
 from .families import FAMILIES, SM100, costs
-from .launch import Launch
+from .launch import Launch, rows_were_read
 from .token_gather import configs_for, formula_for, gathers, most_tokens_of_a_page
 
 #: features of a call that some Hopper kernel takes
@@ -119,7 +119,7 @@ class CuteBackend:
             RankMask.of(call).hide_longer(call.args, call.out, call.lse)
         else:
             launch = self.launch(call, plan, workspace)
-        return None if width_was_read(call) else launch
+        return None if width_was_read(call) or rows_were_read(call, plan) else launch
 
     def launch(self, call: Call, plan: Any, workspace: Workspace) -> Replay:
         """As `run`, of a call that is not context parallel. On a Blackwell card the first one of a

@@ -212,6 +212,11 @@ class Formula:
         return bool(self.config.option("gather"))
 
     @property
+    def rows(self) -> int:
+        """Query rows of a request that the grid has row tiles for."""
+        return self.row_tiles * self.config.tile_rows
+
+    @property
     def slots(self) -> int:
         """Partials that the launch has room for; 0 where no request is cut."""
         return self.groups * self.num_splits if self.num_splits > 1 else 0

@@ -357,10 +357,20 @@ def leaves_rows_out(
     if isinstance(words, SelfScheduled):
         return believes and words.takes_few_rows
     plan, heads = call.args.plan, form.bounds.heads
-    rows = words.row_tiles * words.config.tile_rows if isinstance(words, Formula) else 0
+    rows = words.rows if isinstance(words, Formula) else 0
     if plan is not None and isinstance(words, DevicePlan):
         rows = -(-min(plan.problem.q_lens) * heads // plan.tile_rows) * plan.tile_rows
     return (believes or plan is not None) and rows < form.total_q * heads
+
+
+def rows_were_read(call: Call, plan: Any) -> bool:
+    """Whether the grid has the row tiles of query tokens that were read for this call alone, so
+    that no other call may repeat its launch.
+    """
+    form = call.form
+    if not isinstance(plan, Formula) or not form.features.ragged or form.features.sparse:
+        return False
+    return form.max_q_len is None and plan.rows < form.total_q * form.bounds.heads
 
 
 def requests_of(

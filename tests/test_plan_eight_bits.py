@@ -19,7 +19,7 @@ from mla_lab.plan.launch_modes import (
     keep_ab_tiles,
     mode_of,
 )
-from mla_lab.plan.pricing import price_formula
+from mla_lab.plan.pricing import Candidate, price_formula
 from mla_lab.plan.selection import select
 from mla_lab.verify.target_figures import rows_of
 
@@ -37,7 +37,7 @@ def test_waves_are_priced_by_a_wave_and_launched_whole() -> None:
     q_lens = tuple(0 if b % 4 == 0 else 2 if b == 1 else 1 for b in range(300))
     ragged = Problem(q_lens, (4096,) * 300, 128, **eight)
     family = next(f for f in recorded_costs() if f.key == SWAP_AB_LL_MULTICAST.key).of(ragged)
-    (priced,) = price_formula(ragged, H200, family, 64, 1)
+    (priced,) = price_formula(Candidate(ragged, H200, family, 64, 1))
     assert priced.num_workers == 300 * 4
     assert priced.predicted_us > one.predicted_us
 

@@ -13,7 +13,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import MOST_BLOCKS, gated
 from mla_lab.plan.kernel_costs import recorded_costs, recorded_of
 from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_LL
-from mla_lab.plan.pricing import model_of
+from mla_lab.plan.pricing import Candidate
 from mla_lab.plan.schedule import predicted_us
 from mla_lab.plan.selection import EQUAL, SCHEDULE_US, all_selections, dual_of, profiles, select
 from mla_lab.plan.without_plan import PLAIN, plan_without
@@ -100,7 +100,7 @@ def test_prices_of_walks_and_their_regret() -> None:
     walk = next(e for e in found if e.config.kernel == KEEP_AB_PERSISTENT.kernel)
     family = recorded_of(KEEP_AB_PERSISTENT.key)
     rows, cluster = walk.config.tile_rows, walk.config.cluster
-    model = model_of(problem, H200, family, rows, cluster)
+    model = Candidate(problem, H200, family, rows, cluster).model
     for sized, us in zip(profiles(problem), walk.us, strict=True):
         plan = plan_without(sized, PLAIN, rows, H200.workers(cluster))
         assert us == pytest.approx(predicted_us(plan, model) + SCHEDULE_US)

@@ -26,7 +26,6 @@ from .launch_modes import (
     KEEP_AB_PERSISTENT,
     QUERY_HI_LO,
     SWAP_AB_PERSISTENT,
-    find_mode,
 )
 from .pricing import (
     TILE_KV,
@@ -117,23 +116,18 @@ def _all_candidates(
     others.
     """
     found, planned = [], []
-    for family, mode in ((family, find_mode(*family.key)) for family in costs):
-        if mode is None:
-            continue
-        family = family.of(problem)
-        for rows, cluster in candidates(problem, mode):
-            if mode.formula:
-                found += price_formula(problem, gpu, family, rows, cluster)
-                continue
-            planned.append((price(problem, gpu, family, rows, cluster), family))
+    for tile in candidates(problem, gpu, costs):
+        if tile.config.option("grid"):
+            found += price_formula(tile)
+        else:
+            planned.append((price(tile), tile))
     found += [choice for choice, _ in planned]
     if on_device:
         return found
     least_us = min((choice.predicted_us for choice in found), default=0.0)
-    for choice, family in planned:
+    for choice, tile in planned:
         if choice.predicted_us <= PROMISING * least_us:
-            config = choice.config
-            found += price_others(problem, gpu, family, config.tile_rows, config.cluster)
+            found += price_others(tile)
     return found
 
 

@@ -5,7 +5,9 @@ Splits come from the cost model's own search, from FlashMLA's rule, or from an e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -63,7 +65,48 @@ class Choice:
         return f"{label(self)}: {self.reason}"
 
 
-def candidates(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
+@dataclass(frozen=True)
+class Candidate:
+    """One tile of one launch mode, for a problem on a card."""
+
+    problem: Problem
+    gpu: Gpu
+    #: for the problem's formats
+    family: KernelCosts
+    rows: int
+    cluster: int
+
+    @cached_property
+    def config(self) -> KernelConfig:
+        """Its kernel."""
+        return config_of(self.problem, self.family, self.rows, self.cluster)
+
+    @cached_property
+    def model(self) -> CostModel:
+        """Its cost model on this card."""
+        model = self.family.model(self.problem, self.rows, TILE_KV, self.cluster)
+        return replace(model, card_rate=card_rate_of(self.family, self.gpu))
+
+    @property
+    def pair(self) -> int:
+        """Row tiles of a multicast cluster."""
+        return self.config.option("pair", 1)
+
+    def shape(self, problem: Problem) -> Shape:
+        """`problem` in such tiles, with as many workers as the card runs at once."""
+        workers = self.gpu.workers(self.cluster * self.pair) * self.pair
+        return Shape.of(problem, self.rows, TILE_KV, workers)
+
+
+def candidates(problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]) -> Iterator[Candidate]:
+    """Every tile that is worth pricing."""
+    for family in costs:
+        mode = find_mode(*family.key)
+        for tile in _tiles(problem, mode) if mode is not None else ():
+            yield Candidate(problem, gpu, family.of(problem), *tile)
+
+
+def _tiles(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
     """(tile rows, cluster) worth pricing for `mode`."""
     rows = problem.heads if problem.top_k else max(problem.rows.tolist())
     tiles = mode.tiles_for(problem.q_dtype, problem.kv_format)
@@ -84,27 +127,19 @@ def candidates(problem: Problem, mode: LaunchMode) -> list[tuple[int, int]]:
     ]
 
 
-def price(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Choice:
-    """One candidate with the cost policy's best splits."""
-    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
-    model = model_of(problem, gpu, family, rows, cluster)
-    config = config_of(problem, family, rows, cluster)
-    choice = Choice(config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
-    if not shape.batch:
-        return choice
-    return _priced(choice, best_trial(shape, model))
+def price(tile: Candidate) -> Choice:
+    """The cost policy's best splits."""
+    shape, model = tile.shape(tile.problem), tile.model
+    choice = Choice(tile.config, shape.workers, "cost", (), model, model.launch_ns / 1e3, "")
+    return _priced(choice, best_trial(shape, model)) if shape.batch else choice
 
 
-def price_others(
-    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
-) -> list[Choice]:
+def price_others(tile: Candidate) -> list[Choice]:
     """The same tile with FlashMLA's splits, and with the even split counts of the least bounds."""
-    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster))
+    shape, model = tile.shape(tile.problem), tile.model
     if not shape.batch:
         return []
-    model = model_of(problem, gpu, family, rows, cluster)
-    config = config_of(problem, family, rows, cluster)
-    plain = Choice(config, shape.workers, "greedy", (), model, 0.0, "")
+    plain = Choice(tile.config, shape.workers, "greedy", (), model, 0.0, "")
     found = [_priced(plain, try_greedy(shape, model))]
     for splits, trial in even_trials(shape, model, SPLITS, EVEN_TRIALS):
         policy, knobs = ("fixed", (("num_splits", splits),)) if splits > 1 else ("none", ())
@@ -117,21 +152,11 @@ def _priced(choice: Choice, trial: Trial) -> Choice:
     return replace(choice, predicted_us=trial.makespan_ns / 1e3)
 
 
-def model_of(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> CostModel:
-    """The cost model of a tile on this card."""
-    model = family.model(problem, rows, TILE_KV, cluster)
-    return replace(model, card_rate=card_rate_of(family, gpu))
-
-
-def price_formula(
-    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
-) -> list[Choice]:
+def price_formula(tile: Candidate) -> list[Choice]:
     """One static grid with the best split count; none where its workers are not all resident."""
-    config = config_of(problem, family, rows, cluster)
-    pair = config.option("pair", 1)
-    shape = Shape.of(problem, rows, TILE_KV, gpu.workers(cluster * pair) * pair)
-    model = model_of(problem, gpu, family, rows, cluster)
-    most = most_splits(shape, problem.batch, cluster, pair)
+    problem, config, pair = tile.problem, tile.config, tile.pair
+    shape, model = tile.shape(problem), tile.model
+    most = most_splits(shape, problem.batch, tile.cluster, pair)
     waves, priced = 1, shape
     if shape.batch and not most:
         if not in_waves(config):
@@ -140,16 +165,13 @@ def price_formula(
         # a wave reads the keys of its own requests
         lengths = zip(problem.q_lens, problem.kv_lens, strict=True)
         q_lens, kv_lens = zip(*[both for both in lengths if both[0]][::waves], strict=True)
-        wave = replace(problem, q_lens=q_lens, kv_lens=kv_lens)
-        priced = Shape.of(wave, rows, TILE_KV, shape.workers)
+        priced = tile.shape(replace(problem, q_lens=q_lens, kv_lens=kv_lens))
     # multicast saves L2 reads where all CTAs read a few requests; with whole requests it was never
     # faster
     tried = [n for n in counts(most) or [1] if n > 1 or pair == 1]
     if in_waves(config):
         tried = [1]
-    if config.option("fused_merge", 1) == 3:
-        groups, latent = problem.batch * shape.max_row_tiles, problem.latent_dim
-        tried = [n for n in tried if n == 1 or fits_ll_slice(groups * n, rows, n, latent)]
+    tried = mergeable(tile, shape, tried)
     if not tried:
         return []
     times = makespans(priced, model, most) if most else np.array([model.launch_ns])
@@ -168,6 +190,14 @@ def price_formula(
             schedule="grid",
         )
     ]
+
+
+def mergeable(tile: Candidate, shape: Shape, splits: list[int]) -> list[int]:
+    """Split counts whose partials a static grid has room for."""
+    if tile.config.option("fused_merge", 1) != 3:
+        return splits
+    groups, latent = tile.problem.batch * shape.max_row_tiles, tile.problem.latent_dim
+    return [n for n in splits if n == 1 or fits_ll_slice(groups * n, tile.rows, n, latent)]
 
 
 def config_of(problem: Problem, family: KernelCosts, rows: int, cluster: int) -> KernelConfig:

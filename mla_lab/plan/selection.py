@@ -29,12 +29,11 @@ from ..core.gpu import Gpu
 from ..core.problem import Problem
 from .config import KernelConfig
 from .cost import makespan
-from .cuts import Shape
-from .formula import WHOLE_BLOCKS, counts, fits_ll_slice, most_splits, times_of
+from .formula import WHOLE_BLOCKS, counts, most_splits, times_of
 from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, MOST_DUAL_ROWS, dual_gate
 from .kernel_costs import KernelCosts, recorded_costs
-from .launch_modes import E4M3, FORMATS, KEEP_AB_PERSISTENT, QUERY_HI_LO, SIXTEEN_BIT, find_mode
-from .pricing import TILE_KV, candidates, config_of, model_of
+from .launch_modes import E4M3, FORMATS, KEEP_AB_PERSISTENT, QUERY_HI_LO, SIXTEEN_BIT
+from .pricing import TILE_KV, Candidate, candidates, mergeable
 from .search import memory_time, tile_times
 from .self_schedule import COSTS, self_schedule
 from .tile import Plan
@@ -133,15 +132,8 @@ def all_selections(
 ) -> tuple[Selection, ...]:
     """Every build that can take such calls, the best first."""
     found: list[Selection] = []
-    for family in costs:
-        mode = find_mode(*family.key)
-        if mode is None:
-            continue
-        for rows, cluster in candidates(problem, mode):
-            tile = (family.of(problem), rows, cluster)
-            found += (
-                _formulas(problem, gpu, *tile) if mode.formula else [_walk(problem, gpu, *tile)]
-            )
+    for tile in candidates(problem, gpu, costs):
+        found += _formulas(tile) if tile.config.option("grid") else [_walk(tile)]
     if not found:
         return ()
     times = np.array([each.us for each in found])
@@ -195,19 +187,16 @@ def _tokens(lengths: np.ndarray, problem: Problem) -> tuple[int, ...]:
     return tuple(np.maximum(tokens, problem.q_lens).tolist())
 
 
-def _walk(problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int) -> Selection:
+def _walk(tile: Candidate) -> Selection:
     """The way in which workers find their tiles."""
-    workers, config = gpu.workers(cluster), config_of(problem, family, rows, cluster)
-    model = model_of(problem, gpu, family, rows, cluster)
-    times = []
-    for sized in profiles(problem):
-        sizes = sized.q_lens, sized.kv_lens, sized.heads, sized.top_k
-        plan = _found_plan(*sizes, rows, workers, family.mode)
-        shape = Shape.of(sized, rows, TILE_KV, workers)
+    times, model = [], tile.model
+    for sized in profiles(tile.problem):
+        sizes, shape = (sized.q_lens, sized.kv_lens, sized.heads, sized.top_k), tile.shape(sized)
+        plan = _found_plan(*sizes, tile.rows, shape.workers, tile.family.mode)
         each, memory = tile_times(shape, model, plan.tiles), memory_time(shape, model)
         took = makespan(model, plan.tiles, each, plan.worker_begin, memory)
         times.append(took / 1e3 + SCHEDULE_US)
-    return Selection(config, 0, tuple(times))
+    return Selection(tile.config, 0, tuple(times))
 
 
 @lru_cache(maxsize=256)
@@ -225,28 +214,16 @@ def _found_plan(
     return self_schedule(problem, tile_rows=rows, num_workers=workers, costs=COSTS[mode])
 
 
-def _formulas(
-    problem: Problem, gpu: Gpu, family: KernelCosts, rows: int, cluster: int
-) -> list[Selection]:
+def _formulas(tile: Candidate) -> list[Selection]:
     """The mode by formula with each count of pieces as the most; none where it does not fit."""
-    config = config_of(problem, family, rows, cluster)
-    pair, batch = config.option("pair", 1), problem.batch
-    workers = gpu.workers(cluster * pair) * pair
-    model, every = model_of(problem, gpu, family, rows, cluster), profiles(problem)
-    longest = Shape.of(every[len(BLOCKS) - 1], rows, TILE_KV, workers)
-    most = most_splits(longest, batch, cluster, pair)
-    groups = batch * longest.max_row_tiles
-    by_ll = config.option("fused_merge", 1) == 3
-    tried = [
-        n
-        for n in counts(most)
-        if n == 1 or not by_ll or fits_ll_slice(groups * n, rows, n, problem.latent_dim)
-    ]
+    shapes = [tile.shape(sized) for sized in profiles(tile.problem)]
+    longest = shapes[len(BLOCKS) - 1]
+    most = most_splits(longest, tile.problem.batch, tile.cluster, tile.pair)
+    tried = mergeable(tile, longest, counts(most))
     prices = []
-    for sized in every if tried else ():
-        shape = Shape.of(sized, rows, TILE_KV, workers)
+    for shape in shapes if tried else ():
         pieces = np.minimum(np.array(tried)[:, None], shape.blocks)
         pieces = np.where(shape.blocks <= WHOLE_BLOCKS, 1, pieces)
-        prices.append(times_of(shape, model, pieces) / 1e3)
+        prices.append(times_of(shape, tile.model, pieces) / 1e3)
     columns = np.array(prices).T.tolist()
-    return [Selection(config, n, tuple(us)) for n, us in zip(tried, columns, strict=True)]
+    return [Selection(tile.config, n, tuple(us)) for n, us in zip(tried, columns, strict=True)]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mla_lab.backends.cute.keep_ab_gather import FORMATS
 from mla_lab.core.problem import Problem
+from mla_lab.plan.launch_modes import FORMATS
 from mla_lab.reference.mla import decode_reference
 
 from .calls import check, counters_are_zero, inputs_of, native

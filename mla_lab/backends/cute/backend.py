@@ -18,13 +18,12 @@ from typing import Any
 from ...call.bind import Call
 from ...call.form import Features
 from ...call.workspace import Workspace
-from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import BuildError, Unsupported, unsupported
 from ...core.gpu import H200, Gpu
 from ...core.problem import Problem
 from ...plan import KernelConfig
 from ...plan.choose import Kind, invariant_kinds, invariant_tile
-from ...plan.kernel_costs import KernelCosts
+from ...plan.kernel_costs import recorded_of
 from ...plan.launch_modes import (
     E4M3,
     FORMATS,
@@ -38,12 +37,11 @@ from ...plan.pricing import config_of
 from ...plan.selection import Selection, dual_of, select
 from .. import self_check
 from ..base import SKIPS_NOTHING, Replay, gpu_of, not_taken
-from ..cuda.ops import MAX_BATCH
 from ..rank_mask import RankMask, masked, repeated, width_was_read, with_mask
 from . import blackwell, keep_ab_gather, proofs
 from .catalogue import able, able_as_shipped, missing_for
 from .device_plan import Formula, PlanOnDevice, SelfScheduled, check_bundles, of_selection
-from .families import FAMILIES, SM100, costs
+from .families import FAMILIES, SM100, costs, size_reason
 from .launch import Launch, rows_were_read
 from .token_gather import configs_for, formula_for, gathers, most_tokens_of_a_page
 
@@ -148,7 +146,7 @@ def common_reason(features: Features, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def _gpu_reason(gpu: Gpu) -> str | None:
-    archs = tuple(dict.fromkeys(arch for family in FAMILIES.values() for arch in family.archs))
+    archs = {arch: None for family in FAMILIES.values() for arch in family.archs}
     if gpu.arch in archs:
         return None
     return f"the GPU is {gpu.arch}; its kernels are for {(*archs, *SM100.archs)}"
@@ -156,11 +154,9 @@ def _gpu_reason(gpu: Gpu) -> str | None:
 
 def _format_reason(problem: Problem) -> str | None:
     """What no family has; formats that no mode is compiled for are told with those that are."""
-    dims = (problem.latent_dim, problem.rope_dim)
-    if dims != (LATENT_DIM, ROPE_DIM):
-        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
-    if problem.batch > MAX_BATCH:
-        return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
+    reason = size_reason(problem)
+    if reason:
+        return reason
     most = most_tokens_of_a_page(problem)
     if problem.page_size > most:
         return f"pages of {problem.page_size} tokens; its kernels take up to {most}"
@@ -204,7 +200,7 @@ def _choice(problem: Problem, gpu: Gpu, features: Features) -> Selection:
 def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool) -> Selection:
     if features.skip_softmax:
         mode, rows = _skipping(problem)
-        return Selection(config_of(problem, _family(mode), rows, 1), 0)
+        return Selection(config_of(problem, recorded_of(mode.key), rows, 1), 0)
     found = select(problem, gpu, costs(), able(problem, features), ragged)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
@@ -240,7 +236,7 @@ def _kinds(problem: Problem, gpu: Gpu, features: Features) -> list[Kind]:
     """
     if features.skip_softmax:
         mode, rows = _skipping(problem)
-        kinds = [invariant_tile(problem, gpu, _family(mode), (rows, 1), "skip-softmax")]
+        kinds = [invariant_tile(problem, gpu, recorded_of(mode.key), (rows, 1), "skip-softmax")]
     else:
         kinds = invariant_kinds(problem, gpu, costs(), features.ragged)
     if features.planned:
@@ -252,10 +248,6 @@ def in_pieces(kind: Kind) -> KernelConfig:
     """The build of a kind whose CTAs find their pieces, where no plan is given."""
     config = kind.choice.config
     return replace(config, options=(*config.options, ("pieces", 1)))
-
-
-def _family(mode: LaunchMode) -> KernelCosts:
-    return next(family for family in costs() if family.key == (mode.kernel, mode.name))
 
 
 @lru_cache(maxsize=256)

@@ -11,18 +11,16 @@ import os
 from dataclasses import replace
 
 from ...call.form import Features
-from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.gpu import Gpu
 from ...core.problem import Problem
 from ...plan.choose import invariant_tile
 from ...plan.config import KernelConfig
-from ...plan.kernel_costs import recorded_costs
+from ...plan.kernel_costs import recorded_of
 from ...plan.launch_modes import FORMATS, KEEP_AB_PERSISTENT, OUTS
 from ..base import not_taken
-from ..cuda.ops import MAX_BATCH
 from . import proofs
 from .device_plan import PlanOnDevice, SelfScheduled
-from .families import SM100
+from .families import SM100, size_reason
 
 #: 1: take the kernel on a card where it is not proved
 CONSENT = "MLA_LAB_SM100"
@@ -63,14 +61,9 @@ def mark(gpu: Gpu | None) -> str | None:
 
 def refusal(features: Features, problem: Problem) -> str | None:
     """What the kernel lacks for this call, or None."""
-    reason = not_taken(features.names(), TAKES, "its SM100 kernel has")
+    reason = not_taken(features.names(), TAKES, "its SM100 kernel has") or size_reason(problem)
     if reason:
         return reason
-    dims = (problem.latent_dim, problem.rope_dim)
-    if dims != (LATENT_DIM, ROPE_DIM):
-        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
-    if problem.batch > MAX_BATCH:
-        return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
     if problem.page_size not in SM100.page_sizes:
         return f"pages of {problem.page_size}; its SM100 kernel has {SM100.page_sizes}"
     formats = (problem.q_dtype, problem.kv_format)
@@ -95,6 +88,5 @@ def plan(
     config = config_for(problem)
     if not features.batch_invariant:
         return SelfScheduled.of(config, gpu, problem)
-    family = next(cost for cost in recorded_costs() if cost.key == KEEP_AB_PERSISTENT.key)
-    kind = invariant_tile(problem, gpu, family, TILE, "SM100")
+    kind = invariant_tile(problem, gpu, recorded_of(KEEP_AB_PERSISTENT.key), TILE, "SM100")
     return PlanOnDevice.of(replace(kind.choice, config=config), problem, total_q)

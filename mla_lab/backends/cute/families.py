@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...call.form import Features
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
 from ...core.problem import Problem
+from ...jit.source import supported_archs
 from ...plan.config import KernelConfig
 from ...plan.kernel_costs import KernelCosts, recorded_costs
 from ...plan.launch_modes import (
@@ -21,9 +23,9 @@ from ...plan.launch_modes import (
     SWAP_AB_LL_M8,
     SWAP_AB_PERSISTENT,
     LaunchMode,
-    modes_of,
 )
 from ...plan.tile import Plan
+from ..cuda.ops import MAX_BATCH
 from .feature_args import with_features
 
 
@@ -32,26 +34,33 @@ class Family:
     """One kernel family; lists are of what it compiles."""
 
     kernel: str
-    archs: tuple[str, ...] = ("sm_90a",)
     page_sizes: tuple[int, ...] = PAGE_SIZES
     tile_kv: int = KernelConfig.tile_kv
 
     @property
-    def tiles(self) -> tuple[tuple[int, int], ...]:
-        """(tile rows, CTAs of a cluster), in any launch mode."""
-        return tuple(dict.fromkeys(tile for mode in modes_of(self.kernel) for tile in mode.tiles))
+    def archs(self) -> tuple[str, ...]:
+        """Architectures that it is written for."""
+        return supported_archs(self.kernel)
 
 
-KEEP_AB = Family("cute/keep_ab_sm90")
-SWAP_AB = Family("cute/swap_ab_sm90")
-FAMILIES = {family.kernel: family for family in (KEEP_AB, SWAP_AB)}
+FAMILIES = {kernel: Family(kernel) for kernel in ("cute/keep_ab_sm90", "cute/swap_ab_sm90")}
 #: see `blackwell`; not among the families that are priced and chosen from
-SM100 = Family("cute/mla_sm100", ("sm_100a", "sm_103a"))
+SM100 = Family("cute/mla_sm100")
 
 
 def arch_of(config: KernelConfig) -> str:
     """The first architecture that the kernel is written for."""
-    return (SM100 if config.kernel == SM100.kernel else FAMILIES[config.kernel]).archs[0]
+    return supported_archs(config.kernel)[0]
+
+
+def size_reason(problem: Problem) -> str | None:
+    """What no family has of dims and requests, or None."""
+    dims = (problem.latent_dim, problem.rope_dim)
+    if dims != (LATENT_DIM, ROPE_DIM):
+        return f"latent and rope dims {dims}; its kernels have {(LATENT_DIM, ROPE_DIM)}"
+    if problem.batch > MAX_BATCH:
+        return f"a batch of {problem.batch}; its kernels take up to {MAX_BATCH}"
+    return None
 
 
 def costs() -> tuple[KernelCosts, ...]:
@@ -84,7 +93,7 @@ def tiles_of(problem: Problem) -> list[str]:
         for mode in (SWAP_AB_PERSISTENT, SWAP_AB_LL, SWAP_AB_LL_M8, KEEP_AB_PERSISTENT)
     )
     rows = sorted({tile[0] for tiles in found for tile in tiles})
-    return [f"{count} x {KEEP_AB.tile_kv}" for count in rows]
+    return [f"{count} x {KernelConfig.tile_kv}" for count in rows]
 
 
 def config_for(mode: LaunchMode, tile: tuple[int, int]) -> KernelConfig:

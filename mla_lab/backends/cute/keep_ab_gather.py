@@ -19,7 +19,9 @@ from dataclasses import replace
 from ...call.form import Features
 from ...core.gpu import Gpu
 from ...core.problem import Problem
+from ...jit.shipped import GATHER, PAGED
 from ...plan import KernelConfig
+from ...plan.launch_modes import FORMATS, KEEP_AB_PERSISTENT
 from ..base import not_taken
 from ..cuda.ops import MAX_BATCH
 from .catalogue import able_as_shipped, missing_for
@@ -27,19 +29,12 @@ from .device_plan import SelfScheduled
 from .token_gather import tall_rows
 
 ARCH = "sm_90a"
-#: values of the option `gather`
-PAGED, SPARSE = 1, 2
 #: features of a call that the kernel takes; its workers find their tiles themselves
 TAKES = frozenset(
     (
         *("ragged", "causal", "sinks", "lse", "sparse", "top_k_lens", "tensor_scales"),
         *("strided_pages", "strided_tables", "pdl", "no_pdl"),
     )
-)
-#: (query, cache) formats of its builds
-FORMATS = (
-    *(("bf16", "fp8_656"), ("bf16", "e4m3"), ("e4m3", "e4m3")),
-    *(("bf16", "bf16"), ("fp16", "fp16")),
 )
 #: the most heads of a sparse call that swap_ab's gather takes: one row tile of 16 rows. With 32 and
 #: more it has up to 121 KB of code, which a step fetches anew in each layer: the record's cases
@@ -93,5 +88,5 @@ def plan(problem: Problem, gpu: Gpu) -> SelfScheduled:
 
 def config_for(problem: Problem) -> KernelConfig:
     """64 rows a CTA."""
-    gather = (("gather", SPARSE if problem.top_k else PAGED),)
-    return KernelConfig("cute/keep_ab_sm90", tile_rows=64, cluster=1, options=gather)
+    options = GATHER if problem.top_k else PAGED
+    return KernelConfig(KEEP_AB_PERSISTENT.kernel, tile_rows=64, options=options)

@@ -182,33 +182,23 @@ class Launch:
         that happens once would happen inside the capture of a graph.
         """
         check_offsets(call.args.query, call.args.block_tables)
-        bounds, pdl, features = call.form.bounds, call.args.enable_pdl, call.features
-        if isinstance(plan, PlanOnDevice):
-            config = build_for(plan.config, bounds, pdl, features)
-            return cls(call, config, plan.words(workspace), workspace, plan.planner)
-        if isinstance(plan, Formula):
-            config = build_for(plan.config, bounds, pdl, features)
-            return cls(call, config, plan, workspace)
+        bounds, device = call.form.bounds, call.form.device
         if isinstance(plan, SelfScheduled):
             rows, tables = call.form.total_q * bounds.heads, call.args.block_tables
             check_line(plan, rows, tables, 1 if bounds.top_k else bounds.page_size)
-            config = build_for(plan.config, bounds, pdl, features)
-            before = cls._before_of(call, plan, workspace, gpu)
+        wanted = config_of(plan) if isinstance(plan, Plan) else plan.config
+        config = build_for(wanted, bounds, call.args.enable_pdl, call.features)
+        if isinstance(plan, PlanOnDevice):
+            return cls(call, config, plan.words(workspace), workspace, plan.planner)
+        if isinstance(plan, SelfScheduled) and plan.before is not None:
+            own = Workspace(plan.before.workspace, workspace.buffer)
+            before = cls.of(call, plan.before, own, gpu)
             return cls(call, config, plan, workspace, before=before)
-        config = build_for(config_of(plan), bounds, pdl, features)
+        if not isinstance(plan, Plan):
+            return cls(call, config, plan, workspace)
         if config.option("grid"):
             return cls(call, config, Formula.of_plan(config, plan, gpu), workspace)
-        words = on_device(plan, call.form.device, gpu.workers(config.cluster))
-        return cls(call, config, words, workspace)
-
-    @classmethod
-    def _before_of(
-        cls, call: Call, plan: SelfScheduled, workspace: Workspace, gpu: Gpu
-    ) -> Launch | None:
-        if plan.before is None:
-            return None
-        own = Workspace(plan.before.workspace, workspace.buffer)
-        return cls.of(call, plan.before, own, gpu)
+        return cls(call, config, on_device(plan, device, gpu.workers(config.cluster)), workspace)
 
     @staticmethod
     def kernel_of(config: KernelConfig, device: torch.device) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from ...core.dims import FP8_656_BYTES
 from ...core.errors import unsupported
 from ...core.gpu import Gpu
 from ...core.problem import Problem
+from ...jit.shipped import PAGES, SPARSE
 from ...plan import WorkspaceLayout
 from ...plan.config import KernelConfig
 from ...plan.launch_modes import FORMATS, PAGE_SIZES, SIXTEEN_BIT
@@ -69,15 +70,10 @@ def tall_rows(problem: Problem) -> int:
 
 
 def _pair_of(tile_rows: int, sparse: bool) -> tuple[KernelConfig, KernelConfig]:
-    extra = (("features", 1), ("gather", 2)) if sparse else (("gather", 1),)
+    mask, merges = ("none", SPARSE) if sparse else ("tree", PAGES)
     last, shared = (
-        KernelConfig(
-            "cute/swap_ab_sm90",
-            tile_rows=tile_rows,
-            mask="none" if sparse else "tree",
-            options=(*extra, ("fused_merge", merge), ("grid", 1)),
-        )
-        for merge in (1, 2)
+        KernelConfig("cute/swap_ab_sm90", tile_rows=tile_rows, mask=mask, options=merge)
+        for merge in merges
     )
     return last, shared
 

@@ -73,13 +73,8 @@ def xqa_splits(batch: int, max_blocks: int, sms: int) -> int:
 
 
 def uniform_cuts(shape: Shape, splits: int) -> Cuts:
-    """One count for every request."""
+    """One count for every request, which has no more pieces than blocks."""
     return cut_by_count(shape, np.full_like(shape.blocks, splits))
-
-
-def none(shape: Shape) -> Cuts:
-    """Every request whole."""
-    return uniform_cuts(shape, 1)
 
 
 def fixed(shape: Shape, num_splits: int = 8) -> Cuts:
@@ -87,33 +82,6 @@ def fixed(shape: Shape, num_splits: int = 8) -> Cuts:
     if num_splits < 1:
         raise invalid("num_splits", num_splits, "1 or more")
     return uniform_cuts(shape, num_splits)
-
-
-def cutlass(shape: Shape) -> Cuts:
-    """One count for the batch by `cutlass_splits`."""
-    return uniform_cuts(shape, cutlass_splits(shape.batch, shape.max_blocks, shape.workers))
-
-
-def uniform(shape: Shape) -> Cuts:
-    """One count for the batch by `uniform_splits`."""
-    splits = uniform_splits(shape.batch, shape.max_row_tiles, shape.max_blocks, shape.workers)
-    return uniform_cuts(shape, splits)
-
-
-def simplified(shape: Shape) -> Cuts:
-    """One count for the batch by `simplified_splits`; a request has no more pieces than blocks."""
-    return uniform_cuts(shape, simplified_splits(shape.batch, shape.max_row_tiles, shape.workers))
-
-
-def fa3(shape: Shape) -> Cuts:
-    """One count for the batch by `fa3_splits`, from the longest request, as for padded batches."""
-    tiles = shape.batch * shape.max_row_tiles
-    return uniform_cuts(shape, fa3_splits(tiles, shape.max_blocks, shape.workers))
-
-
-def xqa(shape: Shape) -> Cuts:
-    """One count for the batch by `xqa_splits`."""
-    return uniform_cuts(shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers))
 
 
 def fixed_size(
@@ -137,15 +105,26 @@ def fixed_size(
     return cut_by_size(shape, np.maximum(least, np.minimum(half_blocks, -(-shape.blocks // 2))))
 
 
-#: by name; "cost" is our own and lives in `search`
+#: by name, those of one count for the batch as functions of its counts; "fa3" counts from the
+#: longest request, as for padded batches; "cost" is our own and lives in `search`
 PUBLISHED: dict[str, Callable[..., Cuts]] = {
-    "none": none,
+    "none": lambda shape: uniform_cuts(shape, 1),
     "fixed": fixed,
-    "cutlass": cutlass,
-    "uniform": uniform,
-    "simplified": simplified,
-    "fa3": fa3,
+    "cutlass": lambda shape: uniform_cuts(
+        shape, cutlass_splits(shape.batch, shape.max_blocks, shape.workers)
+    ),
+    "uniform": lambda shape: uniform_cuts(
+        shape, uniform_splits(shape.batch, shape.max_row_tiles, shape.max_blocks, shape.workers)
+    ),
+    "simplified": lambda shape: uniform_cuts(
+        shape, simplified_splits(shape.batch, shape.max_row_tiles, shape.workers)
+    ),
+    "fa3": lambda shape: uniform_cuts(
+        shape, fa3_splits(shape.batch * shape.max_row_tiles, shape.max_blocks, shape.workers)
+    ),
     "greedy": greedy,
-    "xqa": xqa,
+    "xqa": lambda shape: uniform_cuts(
+        shape, xqa_splits(shape.batch, shape.max_blocks, shape.workers)
+    ),
     "fixed_size": fixed_size,
 }

@@ -13,6 +13,7 @@ from ..core.problem import Problem
 from .choose import invariant_cuts
 from .fixed_pieces import fixed_pieces
 from .gate import LEAST_BLOCKS, LEAST_DUAL_ROWS
+from .pricing import TILE_KV
 from .selection import dual_option
 from .self_schedule import COSTS, self_schedule
 from .tile import Plan
@@ -20,8 +21,6 @@ from .tile import Plan
 #: each CTA finds its tiles by `self_schedule`; with `batch_invariant`, its pieces by `fixed_pieces`
 PLAIN, INVARIANT = "plain call", "batch invariant"
 RULES = (PLAIN, INVARIANT)
-#: tokens of a block in both rules
-TILE_KV = 64
 
 
 def plan_without(problem: Problem, rule: str, tile_rows: int = 64, num_workers: int = 132) -> Plan:

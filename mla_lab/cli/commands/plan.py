@@ -90,7 +90,7 @@ def _all(args: argparse.Namespace, problem: Problem) -> list[str]:
 
 def _has_rules(args: argparse.Namespace, problem: Problem) -> bool:
     """True if a call without a plan has such tiles."""
-    from ...plan.without_plan import TILE_KV
+    from ...plan.pricing import TILE_KV
 
     return args.schedule == "persistent" and args.tile_kv == TILE_KV and not problem.top_k
 

@@ -85,7 +85,7 @@ def taken(made: Problem, **features: bool) -> KernelConfig:
 def best_of(made: Problem, can: Callable[[KernelConfig], bool] | None = None) -> Selection:
     """As the backend selects: by no length."""
     shortest = replace(made, kv_lens=made.q_lens)
-    found = select(shortest, H200, costs(), can)
+    found = select(shortest, H200, can)
     assert found is not None
     return found
 

@@ -11,7 +11,7 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.core.gpu import H100, H200, Gpu
 from mla_lab.core.problem import Problem
 from mla_lab.plan.gate import MOST_BLOCKS, gated
-from mla_lab.plan.kernel_costs import recorded_costs, recorded_of
+from mla_lab.plan.kernel_costs import recorded_of
 from mla_lab.plan.launch_modes import KEEP_AB_PERSISTENT, SWAP_AB_LL
 from mla_lab.plan.pricing import Candidate
 from mla_lab.plan.schedule import predicted_us
@@ -81,18 +81,18 @@ def test_one_ragged_request_which_has_all_query_tokens_is_taken_by_formula(q_len
 @pytest.mark.parametrize("batch", [16, 128, 256])
 def test_one_tile_of_few_rows_is_swap_ab_s_where_prices_are_equal(gpu: Gpu, batch: int) -> None:
     problem = Problem((1,) * batch, (1024,) * batch, 16)
-    found = all_selections(problem, gpu, recorded_costs())
+    found = all_selections(problem, gpu)
     assert found[0].config.kernel == SWAP_AB_LL.kernel
     assert found[0].regret <= min(each.regret for each in found) * EQUAL
     assert select(problem, gpu) == found[0]
     # of more rows the lower price alone counts
-    wide = all_selections(replace(problem, heads=64), gpu, recorded_costs())
+    wide = all_selections(replace(problem, heads=64), gpu)
     assert wide[0].regret == min(each.regret for each in wide)
 
 
 def test_prices_of_walks_and_their_regret() -> None:
     problem = Problem((1,) * 16, (1024,) * 16, 64)
-    found = all_selections(problem, H200, recorded_costs())
+    found = all_selections(problem, H200)
     over = np.array([each.us for each in found]) / np.min([each.us for each in found], axis=0)
     for each, factors in zip(found, over, strict=True):
         assert each.regret == pytest.approx(np.exp(np.log(factors).mean()))

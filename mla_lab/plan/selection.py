@@ -31,7 +31,7 @@ from .config import KernelConfig
 from .cost import makespan
 from .formula import WHOLE_BLOCKS, counts, most_splits, times_of
 from .gate import DUAL_ROWS, LEAST_DUAL_ROWS, MOST_DUAL_ROWS, dual_gate
-from .kernel_costs import KernelCosts, recorded_costs
+from .kernel_costs import recorded_costs
 from .launch_modes import E4M3, FORMATS, KEEP_AB_PERSISTENT, QUERY_HI_LO, SIXTEEN_BIT
 from .pricing import TILE_KV, Candidate, candidates, mergeable
 from .search import memory_time, tile_times
@@ -74,7 +74,6 @@ class Selection:
 def select(
     problem: Problem,
     gpu: Gpu,
-    costs: tuple[KernelCosts, ...] | None = None,
     able: Callable[[KernelConfig], bool] | None = None,
     ragged: bool = False,
 ) -> Selection | None:
@@ -85,7 +84,7 @@ def select(
     formula would have to believe: there it is a walk where there is one. A single request has all
     query tokens of its call.
     """
-    found = list(all_selections(problem, gpu, costs or recorded_costs()))
+    found = list(all_selections(problem, gpu))
     if able is not None:
         found = [each for each in found if able(each.config)] or found
     if ragged and problem.batch > 1:
@@ -102,11 +101,7 @@ def dual_option(problem: Problem) -> int:
 
 
 def dual_of(
-    one: Selection,
-    problem: Problem,
-    gpu: Gpu,
-    able: Callable[[KernelConfig], bool],
-    costs: tuple[KernelCosts, ...] | None = None,
+    one: Selection, problem: Problem, gpu: Gpu, able: Callable[[KernelConfig], bool]
 ) -> Selection:
     """`one`, or for a single request of 16 bits, where that is keep_ab or rows are many enough
     (`LEAST_DUAL_ROWS`), the build that holds swap_ab for short requests beside it, if it can be
@@ -116,7 +111,7 @@ def dual_of(
         return one
     rows, found = problem.rows[0], [one]
     if rows >= LEAST_DUAL_ROWS:
-        found += all_selections(problem, gpu, costs or recorded_costs())
+        found += all_selections(problem, gpu)
     walks = [each for each in found if each.config.kernel == KEEP_AB_PERSISTENT.kernel]
     if not walks:
         return one
@@ -127,12 +122,10 @@ def dual_of(
 
 
 @lru_cache(maxsize=256)
-def all_selections(
-    problem: Problem, gpu: Gpu, costs: tuple[KernelCosts, ...]
-) -> tuple[Selection, ...]:
+def all_selections(problem: Problem, gpu: Gpu) -> tuple[Selection, ...]:
     """Every build that can take such calls, the best first."""
     found: list[Selection] = []
-    for tile in candidates(problem, gpu, costs):
+    for tile in candidates(problem, gpu, recorded_costs()):
         found += _formulas(tile) if tile.config.option("grid") else [_walk(tile)]
     if not found:
         return ()

@@ -201,12 +201,12 @@ def _chosen(problem: Problem, gpu: Gpu, features: Features, ragged: bool) -> Sel
     if features.skip_softmax:
         mode, rows = _skipping(problem)
         return Selection(config_of(problem, recorded_of(mode.key), rows, 1), 0)
-    found = select(problem, gpu, costs(), able(problem, features), ragged)
+    found = select(problem, gpu, able(problem, features), ragged)
     if found is None:
         raise unsupported("query", f"{problem.batch} requests", "a call that some kernel takes")
     if ragged or features.mask or features.sinks or features.tensor_scales:
         return found
-    return dual_of(found, problem, gpu, able_as_shipped(problem, features), costs())
+    return dual_of(found, problem, gpu, able_as_shipped(problem, features))
 
 
 def _skipping(problem: Problem) -> tuple[LaunchMode, int]:

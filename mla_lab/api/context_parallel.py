@@ -203,7 +203,9 @@ def merged_by_torch(
     """
     weights, lse = _weights(lses, sinks, lse_base)
     wait_for_outs()
-    return _weighted(outs, weights).to(outs.dtype), lse
+    # what has no share of a row may hold anything
+    shares = weights.unsqueeze(-1)
+    return torch.where(shares == 0, 0.0, shares * outs).sum(0).to(outs.dtype), lse
 
 
 def _weights(lses: Tensor, sinks: Tensor | None, lse_base: str | None) -> tuple[Tensor, Tensor]:
@@ -219,12 +221,6 @@ def _weights(lses: Tensor, sinks: Tensor | None, lse_base: str | None) -> tuple[
     if sinks is not None:
         total = total + torch.exp(sinks - greatest)
     return weights / total.masked_fill(total == 0, 1), lse
-
-
-def _weighted(outs: Tensor, weights: Tensor) -> Tensor:
-    """Sum over the ranks of [ranks, rows, heads, latent]; what has no share may hold anything."""
-    shares = weights.unsqueeze(-1)
-    return torch.where(shares == 0, 0.0, shares * outs).sum(0)
 
 
 def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
@@ -304,10 +300,6 @@ def shard_of(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
         raise unsupported("inputs", "a sparse call or separate tables", "one table of dense pages")
     if inputs.enable_dcp:
         raise unsupported("inputs", "the call of a rank", "a call whose cache holds all tokens")
-    return _of_rank(inputs, world, rank)
-
-
-def _of_rank(inputs: DecodeInputs, world: int, rank: int) -> DecodeInputs:
     problem = inputs.problem
     lengths = tuple(len(range(rank, n, world)) for n in problem.kv_lens)
     counts = [formats.pages_of(n, problem.page_size) for n in lengths]

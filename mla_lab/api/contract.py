@@ -9,15 +9,12 @@ list, which `call.decode_args` declares.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec
 
 from torch import Tensor
 
 from ..call.decode_args import PARAMETERS, DecodeArgs
-from ..call.signature import function, public_parameters
-from .decode import TARGET, Result
-
-P = ParamSpec("P")
+from ..call.signature import function, public_parameters, typed
+from .decode import TARGET
 
 #: what XQA's list ends with, and lacks
 _XQA_LAST, _XQA_LACKS = "enable_pdl", ("sparse_mla_top_k", "skip_softmax_threshold_scale_factor")
@@ -25,12 +22,7 @@ _PARAMETERS = public_parameters(PARAMETERS)
 _LAST = [p.name for p in _PARAMETERS].index(_XQA_LAST)
 
 
-def _of(arguments: Callable[P, DecodeArgs], made: Callable[..., Any]) -> Callable[P, Result]:
-    """`made`, which has the parameters of `arguments`, for a type checker."""
-    return made
-
-
-trtllm_batch_decode_with_kv_cache_mla = _of(
+trtllm_batch_decode_with_kv_cache_mla = typed(
     DecodeArgs,
     function(
         "trtllm_batch_decode_with_kv_cache_mla",

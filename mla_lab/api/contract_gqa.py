@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import Parameter
 from numbers import Integral
-from typing import Any, ParamSpec
+from typing import Any
 
 from torch import Tensor
 
 from ..call.gqa_args import GQA_PARAMETERS, GqaArgs
-from ..call.signature import Target, function, public_parameters
+from ..call.signature import Target, function, public_parameters, typed
 from ..core.errors import InvalidInput, Unsupported, invalid, under_names
 from .gqa import decode
-
-P = ParamSpec("P")
 
 _PARAMETERS = public_parameters(GQA_PARAMETERS)
 #: XQA's list: fewer parameters, two with another default, one with another name
@@ -46,13 +44,6 @@ _XQA.append(
 XQA_NAMES = {"cum_seq_lens_q": "q_cu_seq_lens", "max_q_len": "q_len_per_req"}
 
 
-def _of(
-    arguments: Callable[P, GqaArgs], made: Callable[..., Any]
-) -> Callable[P, Tensor | tuple[Tensor, Tensor]]:
-    """`made`, which has the parameters of `arguments`, for a type checker."""
-    return made
-
-
 def _xqa(args: GqaArgs) -> Any:
     ragged = args.cum_seq_lens_q is not None
     q_len = args.max_q_len if ragged else args.q_len_per_req
@@ -66,7 +57,7 @@ def _xqa(args: GqaArgs) -> Any:
         raise under_names(error, XQA_NAMES) from None
 
 
-trtllm_batch_decode_with_kv_cache = _of(
+trtllm_batch_decode_with_kv_cache = typed(
     GqaArgs,
     function(
         "trtllm_batch_decode_with_kv_cache",

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import Parameter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
+from torch import Tensor
 
 from .decode_args import REQUIRED, Declared
+
+P = ParamSpec("P")
 
 _KEYWORD, _BOTH = Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD
 
@@ -88,6 +91,13 @@ def function(
     made.__doc__ = doc
     made.__module__ = sys._getframe(1).f_globals["__name__"]  # as namedtuple does: pickle finds it
     made.__annotations__ = {p.name: p.annotation for p in signature}
+    return made
+
+
+def typed(
+    arguments: Callable[P, Any], made: Callable[..., Any]
+) -> Callable[P, Tensor | tuple[Tensor, Tensor]]:
+    """`made`, which has the parameters of the class `arguments`, for a type checker."""
     return made
 
 

@@ -157,9 +157,10 @@ def scale(name: str, value: object) -> float:
 def skip_factor(value: object) -> float:
     """0 or more."""
     name = "skip_softmax_threshold_scale_factor"
-    if number(name, value) < 0:
+    factor = number(name, value)
+    if factor < 0:
         raise invalid(name, value, "0 or more, or None")
-    return number(name, value)
+    return factor
 
 
 def _short(value: object) -> str:

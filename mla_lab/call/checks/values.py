@@ -57,9 +57,9 @@ def read_lengths(args: DecodeArgs, form: Form, reads: bool) -> Lengths:
     if form.max_q_len is None and not reads and is_captured(form.device):
         got = "None during the capture of a CUDA graph, in which nothing is read"
         raise invalid("max_q_len", got, "a bound of the query tokens of a request")
-    q_lens = _read_q_lens(args, form) if reads or form.max_q_len is None else None
-    if q_lens is None and not form.features.ragged:
-        q_lens = form.bounds.q_lens
+    q_lens = None if form.features.ragged else form.bounds.q_lens
+    if args.cum_seq_lens_q is not None and (reads or form.max_q_len is None):
+        q_lens = read_q_lens(args.cum_seq_lens_q, form.total_q)
     if q_lens is not None and args.mask is not None:
         _check_mask_width(args, q_lens)
     if not reads:
@@ -111,15 +111,10 @@ def _check_mask_bits(args: DecodeArgs, lengths: Lengths) -> None:
         masks.validate(args.mask, lengths.q_lens, max_q_len=args.max_q_len)
 
 
-def _read_q_lens(args: DecodeArgs, form: Form) -> tuple[int, ...]:
-    """Query tokens of each request, from one host copy of the prefix sums."""
-    if args.cum_seq_lens_q is None:
-        return form.bounds.q_lens
-    return read_q_lens(args.cum_seq_lens_q, form.total_q)
-
-
 def read_q_lens(prefix_sums: torch.Tensor, total_q: int) -> tuple[int, ...]:
-    """Query tokens of each request. Raises InvalidInput for sums that are none of `total_q`."""
+    """Query tokens of each request, by one host copy. Raises InvalidInput for sums that are none of
+    `total_q`.
+    """
     name, sums = "cum_seq_lens_q", prefix_sums.tolist()
     q_lens = tuple(after - before for before, after in pairwise(sums))
     if sums[0] != 0:

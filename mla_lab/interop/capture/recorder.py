@@ -58,14 +58,10 @@ class Recorder:
         name = definition["name"]
         path = self.folder / "definitions" / OP_TYPE / f"{name}.json"
         if name not in self.written:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path) as file:
-                file.write(f"{json.dumps(definition, indent=2, default=_plain)}\n".encode())
+            _write(path, definition)
             solution = solution_of(definition, args, form)
             path = self.folder / "solutions" / OP_TYPE / name / f"{solution['name']}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.replacing(path) as file:
-                file.write(f"{json.dumps(solution, indent=2)}\n".encode())
+            _write(path, solution)
             self.written.add(name)
         workload = self._workload(definition, sizes_of(args, form), args)
         key = (name, workload["uuid"])
@@ -85,14 +81,10 @@ class Recorder:
         definition: dict[str, Any], sizes: dict[str, int], args: DecodeArgs
     ) -> dict[str, Any]:
         """Sizes, scalars as they were, tensors to be made anew."""
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Any] = {name: {"type": "random"} for name in definition["inputs"]}
         for name, entry in definition["inputs"].items():
-            scalar = entry["shape"] is None
-            inputs[name] = (
-                {"type": "scalar", "value": number(getattr(args, name))}
-                if scalar
-                else {"type": "random"}
-            )
+            if entry["shape"] is None:
+                inputs[name] = {"type": "scalar", "value": number(getattr(args, name))}
         identity = json.dumps([definition["name"], sizes])  # scalars follow values, not shapes
         return {"uuid": str(uuid5(NAMESPACE_URL, identity)), "axes": sizes, "inputs": inputs}
 
@@ -126,6 +118,13 @@ def _start(recorder: Recorder) -> None:
 def _holds(path: Path, uuid: str) -> bool:
     """Whether an earlier process wrote a workload; the file may be anybody's, in any encoding."""
     return path.exists() and f'"uuid": "{uuid}"'.encode() in path.read_bytes()
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """A file of JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as file:
+        file.write(f"{json.dumps(value, indent=2, default=_plain)}\n".encode())
 
 
 def _plain(value: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...call.decode_args import DecodeArgs
 from ...call.form import Form
 from ...core.version import __version__
 
 #: read as other dtypes than the schema has
-_VIEWS = {"torch.uint8": "torch.uint8", "torch.uint16": "torch.uint16"}
+_VIEWED = (torch.uint8, torch.uint16)
 #: flags that a definition fixes, and their default
 _FLAGS = {
     "sparse_mla_top_k": 0,
@@ -47,9 +49,9 @@ def _source(definition: dict[str, Any], args: DecodeArgs, form: Form) -> str:
     lines = ["import torch", "from mla_lab.api.decode import decode", "", ""]
     lines += [f"def run({', '.join(definition['inputs'])}):"]
     for name in ("kv_cache", "mask"):
-        view = _VIEWS.get(str(getattr(getattr(args, name), "dtype", None)))
-        if view is not None:
-            lines.append(f"    {name} = {name}.view({view})")
+        dtype = getattr(getattr(args, name), "dtype", None)
+        if dtype in _VIEWED:
+            lines.append(f"    {name} = {name}.view({dtype})")
     lines += [
         f"    shape = (*query.shape[:-1], {args.kv_lora_rank})",
         f"    out = torch.empty(shape, dtype={form.out_dtype}, device=query.device)",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...api import contract
 from ...backends.base import refuse_capture
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import invalid
 
 #: of one device; the call refuses a plan whose partials need more
@@ -70,7 +71,7 @@ def decode(
     if not ragged and tokens != batch:
         got = f"{tokens} tokens of {batch} requests with max_query_len 1"
         raise invalid("query", got, "one token a request")
-    out = torch.empty((*query.shape[:-1], 512), dtype=out_dtype, device=query.device)
+    out = torch.empty((*query.shape[:-1], LATENT_DIM), dtype=out_dtype, device=query.device)
     lens = {"cum_seq_lens_q": step.query_start_loc, "max_q_len": step.max_query_len}
     ranks = step.ranks
     of_ranks = {}
@@ -86,8 +87,8 @@ def decode(
         kv_cache,
         workspace(query.device),
         128,  # plays no part
-        512,
-        64,
+        LATENT_DIM,
+        ROPE_DIM,
         step.block_table,
         step.seq_lens,
         step.max_seq_len,

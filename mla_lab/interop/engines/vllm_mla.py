@@ -24,10 +24,9 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
+from ...core.dims import LATENT_DIM, ROPE_DIM
 from ...core.errors import unsupported
 from .step import Ranks, Step, decode
-
-HEAD_DIM = 576
 
 
 @dataclass
@@ -172,7 +171,7 @@ class MlaLabBackend(MLACommonBackend):
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         """512 latent and 64 rope columns."""
-        return [HEAD_DIM]
+        return [LATENT_DIM + ROPE_DIM]
 
     @classmethod
     def supports_combination(

@@ -44,9 +44,10 @@ from ...call.checks import tensors as argument
 from ...core import masks
 from ...core.errors import InvalidInput, Unsupported, invalid, invalid_type, under_names
 from ...plan.workspace import WORD_BYTES
-from .before_copy import GQA, MLA, SIXTEEN_BITS, Checks, check_mla, check_no_rows
+from .before_copy import GQA, MLA, Checks, check_mla, check_no_rows
 from .first_use import clear_once
 from .paged_wrapper import BatchMLAPagedAttentionWrapper
+from .wrapper_plan import SIXTEEN_BITS
 
 __all__ = [
     "BatchMLAPagedAttentionWrapper",
@@ -260,21 +261,21 @@ def _decode_own(
     given: dict[str, Any], out: Tensor | None, out_dtype: torch.dtype | None
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`cute_dsl_mla_decode` by the contract's arguments, but for out."""
-    named, query, kv_lora_rank = given, given["query"], given["kv_lora_rank"]
-    none = not query.shape[0] and isinstance(named.get("cum_seq_lens_q"), Tensor)
+    query = given["query"]
+    none = not query.shape[0] and isinstance(given.get("cum_seq_lens_q"), Tensor)
     if none:
-        _check_no_rows_written(query, out, named.get("lse"))
+        _check_no_rows_written(query, out, given.get("lse"))
         check_no_rows(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
     elif not query.is_contiguous():
         check_mla(contract.trtllm_batch_decode_with_kv_cache_mla, {**given, "out": out})
     if out is None:
         eight_bit = query.dtype is torch.float8_e4m3fn
         dtype = out_dtype or (torch.bfloat16 if eight_bit else query.dtype)
-        out = query.new_empty((*query.shape[:-1], kv_lora_rank), dtype=dtype)
-    if named.get("return_lse") and named.get("lse") is None and (none or query.dim() == 4):
+        out = query.new_empty((*query.shape[:-1], given["kv_lora_rank"]), dtype=dtype)
+    if given.get("return_lse") and given.get("lse") is None and (none or query.dim() == 4):
         given["lse"] = query.new_empty(query.shape[:-1], dtype=torch.float32)
     if none:
-        return (out, given["lse"]) if named.get("return_lse") else out
+        return (out, given["lse"]) if given.get("return_lse") else out
     result: Tensor | tuple[Tensor, Tensor] = trtllm_batch_decode_with_kv_cache_mla(**given, out=out)
     return result
 

@@ -24,8 +24,8 @@ from ...call.checks.values import check_numbers, read_q_lens
 from ...call.decode_args import DecodeArgs
 from ...call.gqa_args import GqaArgs
 from ...core.errors import InvalidInput, Unsupported, under_names
+from .wrapper_plan import SIXTEEN_BITS
 
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 #: tensors of an MLA call that may have a row for each query token
 ROWS = ("query", "block_tables", "out", "lse", "mask", "sparse_mla_top_k_lens")
 

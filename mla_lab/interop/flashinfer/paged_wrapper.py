@@ -339,16 +339,14 @@ class BatchMLAPagedAttentionWrapper:
         table = block_table(starts, indices, max(1, *pages))
         if self._use_cuda_graph:
             old = self._planned
-            whole = self._table(batch) if old is None else old.block_tables
+            shape = (batch, self._columns(batch))
+            whole = table.new_zeros(shape) if old is None else old.block_tables
             write(whole[:, : table.shape[1]], table[:, : whole.shape[1]])
             table = whole
         return {"block_tables": table, "seq_lens": lengths, "cum_seq_lens_q": cum_q}
 
-    def _table(self, batch: int) -> Tensor:
-        """The block table of all plans with CUDA graphs."""
-        return torch.zeros(batch, self._columns(batch), dtype=torch.int32, device=self.device)
-
     def _columns(self, batch: int) -> int:
+        """Of the block table of all plans with CUDA graphs."""
         indices = self._buffers["kv_indices"]
         if self._pages_per_request is not None or indices is None:
             return self._pages_per_request or 1

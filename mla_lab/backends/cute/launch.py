@@ -146,11 +146,7 @@ class Launch:
         else:
             q_len = 1 if form.features.sparse else q_len
             self._numbers = (words.num_splits, words.row_tiles, q_len)
-        self._between = (
-            ll_partials(workspace, words, form.bounds.latent_dim)
-            if isinstance(words, Formula) and config.option("fused_merge", 1) == 3
-            else between(workspace, config.tile_rows, form.bounds.latent_dim)
-        )
+        self._between = between(config, words, workspace, form.bounds.latent_dim)
         self._heads = form.bounds.heads
         self._shapes = Shapes.of(call)
         self._base2 = self._shapes.lse_base2
@@ -393,15 +389,28 @@ def no_tiles(device: torch.device) -> Tensor:
     return torch.empty(0, 8, dtype=torch.int32, device=device)
 
 
-def between(workspace: Workspace, tile_rows: int, latent_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """partial_out, partial_lse and counters; without elements where the plan has no partials."""
-    if workspace.layout.slices:
+def between(
+    config: KernelConfig,
+    words: DevicePlan | SelfScheduled | Formula,
+    workspace: Workspace,
+    latent_dim: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """partial_out, partial_lse and counters; of the LL merge, which does not use its counters, the
+    partials and their softmax stats. Without elements where the plan has no partials.
+    """
+    rows, by_ll = config.tile_rows, isinstance(words, Formula) and config.option("fused_merge") == 3
+    if not workspace.layout.slices:
+        device = workspace.buffer.device
+        # each made as it is: a view of an empty tensor keeps strides that a kernel would refuse
+        out = torch.empty(0, rows, latent_dim, dtype=torch.float32, device=device)
+        lse = torch.empty((0, 4) if by_ll else (0, rows), dtype=torch.float32, device=device)
+        return out, lse, torch.empty(0, dtype=torch.int32, device=device)
+    if not isinstance(words, Formula) or not by_ll:
         return workspace["partial_out"], workspace["partial_lse"], workspace["counters"]
-    device = workspace.buffer.device
-    # each made as it is: a view of an empty tensor keeps strides that a kernel would refuse
-    out = torch.empty(0, tile_rows, latent_dim, dtype=torch.float32, device=device)
-    lse = torch.empty(0, tile_rows, dtype=torch.float32, device=device)
-    return out, lse, torch.empty(0, dtype=torch.int32, device=device)
+    partials = workspace["ll_partials"]
+    end, more = ll_words(words.slots, rows, words.num_splits, latent_dim)
+    out = partials[:end].view(words.slots, rows, latent_dim)
+    return out, partials[end : end + more].view(-1, 4), workspace["counters"]
 
 
 def found_work(
@@ -412,23 +421,6 @@ def found_work(
     """
     kept = (no_tiles(device), workspace["schedule"].view(-1))
     return (*kept, workspace["ll_partials"].view(-1)) if config.option("dual") else kept
-
-
-def ll_partials(
-    workspace: Workspace, formula: Formula, latent_dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Partials and softmax stats of the LL merge, and counters that it does not use; without
-    elements where no request is split.
-    """
-    rows, splits, slots = formula.config.tile_rows, formula.num_splits, formula.slots
-    if not slots:
-        nothing = torch.empty(0, dtype=torch.float32, device=workspace.buffer.device)
-        out, stats = nothing.new_empty(0, rows, latent_dim), nothing.new_empty(0, 4)
-        return out, stats, torch.empty(0, dtype=torch.int32, device=workspace.buffer.device)
-    words = workspace["ll_partials"]
-    end, more = ll_words(slots, rows, splits, latent_dim)
-    out = words[:end].view(slots, rows, latent_dim)
-    return out, words[end : end + more].view(-1, 4), workspace["counters"]
 
 
 def config_of(plan: Plan) -> KernelConfig:

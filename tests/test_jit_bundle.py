@@ -121,7 +121,7 @@ def test_metadata_and_setup_name_the_clean_commit(
     monkeypatch.setattr(Revision, "here", lambda: revision)
     out = tmp_path / "out"
     out.mkdir()
-    bundles._describe(out, ["sm_90a"], 3, "3.12")
+    bundles._describe(out, "sm_90a", 3, "3.12")
     facts = json.loads((out / "metadata.json").read_text())
     assert facts["commit"] == "0123abc" and facts["dirty"] == dirty
     assert (facts["kernels"], facts["archs"], facts["python"]) == (3, ["sm_90a"], "3.12")

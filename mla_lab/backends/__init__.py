@@ -42,7 +42,7 @@ MODULES: dict[str, str] = {
 ORDER = ("cute", "cuda", "torch")
 #: other names of the contract
 ALIASES = {"xqa": "cuda", "trtllm-gen": "auto", "cute-dsl": "cute"}
-NAMES = ("auto", *ORDER, "cute-keep-ab-gather", "emulate", "emulate_sm100", *ALIASES)
+NAMES = ("auto", *ORDER, *(name for name in MODULES if name not in ORDER), *ALIASES)
 
 
 #: of a backend that reads lengths on the host, where they lie on a device

@@ -73,14 +73,14 @@ fi
 def bundle(
     out: Path,
     configs: Iterable[KernelConfig],
-    archs: Iterable[str] = ("sm_90a",),
+    arch: str = "sm_90a",
     *,
     python: str = "3.12",
     wheels: Iterable[str] = (),
     progress: Progress = lambda _: None,
     built: Built = no_count,
 ) -> list[Artifact]:
-    """Compile `configs` for `archs` and collect the folder `out`, which must be new or a bundle.
+    """Compile `configs` for `arch` and collect the folder `out`, which must be new or a bundle.
 
     `python` is the host's minor version, for the wheels: apache-tvm-ffi and those named in
     `wheels`. Where the registry cannot be reached, the bundle goes without wheels and `progress`
@@ -89,17 +89,16 @@ def bundle(
     out = Path(out)
     if out.exists() and any(out.iterdir()) and not (out / "setup.sh").is_file():
         raise invalid("out", f"{out}, which holds other files", "a new folder, or an old bundle")
-    wanted, archs = list(configs), list(archs)
-    made = [a for arch in archs for a in compile_all(wanted, arch, progress=progress, built=built)]
+    made = compile_all(configs, arch, progress=progress, built=built)
     check_alone(made)
     _copy_sources(out)
     _pack_artifacts(out / ARCHIVE, made)
     _download_wheels(out / "wheels", python, [*REQUIREMENTS, *wheels], progress)
-    _describe(out, archs, len(made), python)
+    _describe(out, arch, len(made), python)
     return made
 
 
-def _describe(out: Path, archs: list[str], kernels: int, python: str) -> None:
+def _describe(out: Path, arch: str, kernels: int, python: str) -> None:
     """What was bundled of which commit, and the scripts of the host.
 
     The host's shell gets MLA_LAB_COMMIT, for code that runs from a copy without its history; that
@@ -108,7 +107,7 @@ def _describe(out: Path, archs: list[str], kernels: int, python: str) -> None:
     revision = Revision.here()
     revision.write(out)
     facts = {"mla_lab": __version__, **asdict(revision)}
-    facts |= {"archs": archs, "kernels": kernels, "python": python}
+    facts |= {"archs": [arch], "kernels": kernels, "python": python}
     (out / METADATA).write_text(json.dumps(facts, indent=1) + "\n")
     (out / "unpack.py").write_text(UNPACK)
     clean = revision.commit and not revision.dirty

@@ -37,17 +37,14 @@ def _pages(dtype: str, page_sizes: Iterable[int]) -> Iterator[Format]:
 
 
 #: an fp16 query has a bf16 out unless one is given
-FORMATS = (
-    *_pages("bf16", PAGE_SIZES),
-    ("fp16", "bf16", 64),
-    ("fp16", "fp16", 64),
-)
+FP16: tuple[Format, ...] = (("fp16", "bf16", 64), ("fp16", "fp16", 64))
+FORMATS = (*_pages("bf16", PAGE_SIZES), *FP16)
 COMMONEST = ("bf16", "bf16", 64)
 #: e4m3 throughout, out in bf16 or of eight bits
 EIGHT_BITS, E4M3_OUT = ("e4m3", "bf16", 64), ("e4m3", "e4m3", 64)
-OTHER_PAGES = (16, 32, 128)
+OTHER_PAGES = tuple(size for size in PAGE_SIZES if size != KernelConfig.page_size)
 #: 16-bit formats that are not the commonest; of them an fp16 out of a bf16 query has no other build
-OTHER_FORMATS = (*FORMATS[4:], ("bf16", "fp16", 64))
+OTHER_FORMATS = (*FP16, ("bf16", "fp16", 64))
 
 
 def _builds(
@@ -173,10 +170,10 @@ CUTE: tuple[KernelConfig, ...] = (
     # tokens with sinks and scales in memory too
     *keep_ab(ROWS_64, (GATHER, (*GATHER, *FEATURES), (*GATHER, *SCALES)), caches=("", "fp8_656")),
     *keep_ab(ROWS_64, (GATHER,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
-    *keep_ab(ROWS_64, (GATHER,), FORMATS[4:]),
+    *keep_ab(ROWS_64, (GATHER,), FP16),
     # and dense calls of many rows with pages of any size, in every format
     *keep_ab(ROWS_64, (PAGED,), (COMMONEST, EIGHT_BITS), caches=("e4m3",)),
-    *keep_ab(ROWS_64, (PAGED,), (COMMONEST, *FORMATS[4:])),
+    *keep_ab(ROWS_64, (PAGED,), (COMMONEST, *FP16)),
     *keep_ab(ROWS_64, (PAGED,), caches=("fp8_656",)),
     # e4m3 throughout with the query rows on the M side; sinks, draft masks and scales in memory are
     # compiled when first asked for, or left to the builds below

@@ -16,7 +16,7 @@ from ._progress import bar
 from ._words import check_seed, device_of, names
 
 if TYPE_CHECKING:
-    from ...bench import Bench, Method
+    from ...bench import Bench, Method, Record
 
 #: our calls (plain with two bounds, with a host plan), portable baselines, public Hopper kernels
 DEFAULT_PEERS = (
@@ -146,7 +146,7 @@ def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
     """A sweep by a Ray cluster; exit code 1 where a case lost its workers."""
     import ray  # noqa: F401  (missing: the command says which extra installs it)
 
-    from ...bench import Record, results
+    from ...bench import Record
     from ...bench.tune.cluster import ClusterSweep, spread
 
     device = args.device or "cuda"
@@ -159,8 +159,7 @@ def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
             shown.say(f"{done}/{total} {line}")
 
         lost = spread(chosen(args), record, settings, args.ray, progress)
-    ok = len(results(record.rows, "ok"))
-    print(f"{args.record}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+    _print_counts(record)
     for name in lost:
         print(f"{name}: its workers died; the same command tries it again", file=sys.stderr)
     return int(bool(lost))
@@ -168,7 +167,7 @@ def _spread(args: argparse.Namespace, method: Method, per_tile: int) -> int:
 
 def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> None:
     """Continues the record, from the start again in a new process where the device is lost."""
-    from ...bench import Record, results
+    from ...bench import Record
     from ...bench.peers import select
     from ...bench.preflight import preflight
 
@@ -185,8 +184,14 @@ def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> Non
     except DeviceLost as lost:
         _restart(args.argv, str(lost))
     finally:
-        ok = len(results(record.rows, "ok"))
-        print(f"{args.record}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+        _print_counts(record)
+
+
+def _print_counts(record: Record) -> None:
+    from ...bench import results
+
+    ok = len(results(record.rows, "ok"))
+    print(f"{record.path}: {ok} results, {len(results(record.rows)) - ok} without a figure")
 
 
 def _restart(arguments: list[str], reason: str) -> None:

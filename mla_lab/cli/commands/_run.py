@@ -97,32 +97,28 @@ class _Memory:
     """Peak memory since its creation: torch's count on a GPU, the resident set on a CPU."""
 
     def __init__(self, device: str) -> None:
-        self.cuda = device.startswith("cuda")
+        import torch
+
+        self.cuda = torch.cuda if device.startswith("cuda") else None
         self.before: int | None
         if self.cuda:
-            import torch
-
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self.before = torch.cuda.memory_allocated()
+            self.cuda.synchronize()
+            self.cuda.reset_peak_memory_stats()
+            self.before = self.cuda.memory_allocated()
         else:
             self.before = _resident("VmRSS") if _reset_high_water() else None
 
     def finish(self) -> None:
         """Wait until the work is done."""
         if self.cuda:
-            import torch
-
-            torch.cuda.synchronize()
+            self.cuda.synchronize()
 
     def peak_bytes(self) -> int | None:
         """Bytes above the start; None where the system reports none."""
         if self.before is None:
             return None
         if self.cuda:
-            import torch
-
-            return torch.cuda.max_memory_allocated() - self.before
+            return self.cuda.max_memory_allocated() - self.before
         return _resident("VmHWM") - self.before
 
 

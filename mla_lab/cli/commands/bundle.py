@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import invalid
 from ._progress import Bar, bar
 from ._selection import add_selection
+
+if TYPE_CHECKING:
+    from ...plan.config import KernelConfig
 
 #: the host's Python, unless it is named
 PYTHON = "3.12"
@@ -43,21 +46,22 @@ def run(args: argparse.Namespace) -> int:
     args.python = args.python or PYTHON
     if not re.fullmatch(r"3\.[1-9]\d", args.python):
         raise invalid("--python", repr(args.python), "a version such as 3.12")
+    from ...jit.shipped import select
+
     with bar(f"compiling for {args.arch}", print) as shown:
-        lines = _wheel(args, shown) if args.as_wheel else _bundle(args, shown)
+        configs = select(args.kernel, args.set, args.arch)
+        lines = (_wheel if args.as_wheel else _bundle)(args, configs, shown)
     print("\n".join(lines))
     return 0
 
 
-def _bundle(args: argparse.Namespace, shown: Bar) -> list[str]:
+def _bundle(args: argparse.Namespace, configs: list[KernelConfig], shown: Bar) -> list[str]:
     from ...jit.bundle import bundle, size_of
-    from ...jit.shipped import select
 
-    configs = select(args.kernel, args.set, args.arch)
     built = bundle(
         args.out,
         configs,
-        [args.arch],
+        args.arch,
         python=args.python,
         wheels=args.wheel,
         progress=shown.say,
@@ -70,11 +74,9 @@ def _bundle(args: argparse.Namespace, shown: Bar) -> list[str]:
     ]
 
 
-def _wheel(args: argparse.Namespace, shown: Bar) -> list[str]:
-    from ...jit.shipped import select
+def _wheel(args: argparse.Namespace, configs: list[KernelConfig], shown: Bar) -> list[str]:
     from ...jit.wheel import kernels_wheel
 
-    configs = select(args.kernel, args.set, args.arch)
     path = kernels_wheel(args.out, configs, args.arch, progress=shown.say, built=shown.count)
     size = path.stat().st_size / 2**20
     return [

@@ -155,7 +155,6 @@ def _plan(arguments: dict[str, Any], args: argparse.Namespace) -> tuple[Plan, st
     from ...api.decode import make_plan as plan_of
     from ...api.decode import prepare
     from ...backends import gpu_of
-    from ...backends.cute.families import costs
     from ...call.decode_args import native_args
     from ...core.gpu import H200
     from ...plan import Plan, choose, make_plan
@@ -168,7 +167,7 @@ def _plan(arguments: dict[str, Any], args: argparse.Namespace) -> tuple[Plan, st
     if isinstance(planned, Plan):
         return planned, backend.name
     gpu = gpu_of(call.form.device) or H200
-    return choose(problem, gpu, args.batch_invariant, costs()).plan(problem), backend.name
+    return choose(problem, gpu, args.batch_invariant).plan(problem), backend.name
 
 
 def _plan_report(plan: Plan) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import invalid
 from ._problem import _lengths
 from ._selection import add_selection
 from ._words import check_seed
@@ -76,7 +77,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 def run(args: argparse.Namespace) -> int:
     """Print errors against the oracle, counts and findings; 1 where something is wrong."""
-    from ...core.errors import invalid
     from ...emulate import recorded
     from ...emulate.schedule import DRAWN
 
@@ -110,7 +110,6 @@ def _again(recording: Any, archive: Path) -> Any:
 
 
 def _compiled(args: argparse.Namespace) -> list[Any]:
-    from ...core.errors import invalid
     from ...emulate.calls import KERNELS
     from ...jit import compile_all
     from ...jit.shipped import select
@@ -144,7 +143,6 @@ def _problem(args: argparse.Namespace, config: Any) -> Any:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse numbers that no call has, and options without effect, before anything is compiled."""
-    from ...core.errors import invalid
     from ...emulate.machine import NUMBERS
     from ...emulate.schedule import SCHEDULES
 
@@ -164,8 +162,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _one_trace(args: argparse.Namespace, calls: int) -> None:
-    from ...core.errors import invalid
-
     if args.trace and calls > 1:
         raise invalid("--trace", f"{calls} calls", "one: a timeline is of one call, name its BUILD")
 

@@ -58,177 +58,124 @@ class Sample:
     backend: str = ""
 
 
-def _uniform(q_len: int, kv_lens: Sequence[int], heads: int, **named: Any) -> Problem:
-    return Problem((q_len,) * len(kv_lens), tuple(kv_lens), heads, **named)
+#: fields of a sample beside its problem, features and kernel
+OWN = ("more", "batch_invariant", "distribution", "backend")
 
 
-TWO = (300, 129)
+def _call(
+    q_len: int | tuple[int, ...],
+    kv_lens: tuple[int, ...],
+    heads: int,
+    features: str = "",
+    kernel: tuple[str, tuple[int, int]] = ("", (0, 0)),
+    **named: Any,
+) -> Sample:
+    """A sample whose requests have `q_len` query tokens each, or as it lists them. `kernel` is mode
+    and tile; `named` are fields of the sample or of its problem.
+    """
+    own = {name: named.pop(name) for name in OWN if name in named}
+    q_lens = (q_len,) * len(kv_lens) if isinstance(q_len, int) else q_len
+    return Sample(Problem(q_lens, kv_lens, heads, **named), tuple(features.split()), *kernel, **own)
+
+
+TWO, THREE = (300, 129), (300, 65, 700)
+KEEP_64, KEEP_128 = ("keep_ab_persistent", (64, 1)), ("keep_ab_persistent", (128, 2))
+LL_16, LL_32 = ("swap_ab_ll", (16, 1)), ("swap_ab_ll", (32, 1))
+WALK_16 = ("swap_ab_persistent", (16, 1))
 #: keep_ab with tokens that are fetched one by one, which "cute" takes in sparse calls of many heads
 GATHER = "cute-keep-ab-gather"
-EIGHT = {"q_dtype": "e4m3", "kv_format": "e4m3"}
-RAGGED = Problem((2, 0, 3), (130, 5, 700), 7)
+E4M3: dict[str, Any] = {"q_dtype": "e4m3", "kv_format": "e4m3"}
+OVER_E4M3: dict[str, Any] = {"kv_format": "e4m3"}
+PACKED: dict[str, Any] = {"kv_format": "fp8_656"}
+SKIPPING: dict[str, Any] = {
+    "more": {"skip_softmax_threshold_scale_factor": 0.5},
+    "distribution": "concentrated",
+}
 #: by name of the feature
 CASES: dict[str, Sample] = {
-    "plain, few rows": Sample(_uniform(1, LENGTHS, 16)),
-    "plain, 128 rows": Sample(_uniform(1, (300, 65), 128), (), "keep_ab_persistent", (128, 2)),
-    "dual, swap_ab": Sample(_uniform(1, (700,), 128), ("lse",)),
-    "dual, keep_ab": Sample(_uniform(1, (5000,), 128), ("lse",)),
-    "dual, tokens": Sample(_uniform(3, (330,), 96), ("lse",)),
-    "planner and merges": Sample(_uniform(2, (300,) * 20, 128), ("lse",)),
-    "ragged, lse in base 2": Sample(
-        RAGGED, ("lse", "max_q_len"), "swap_ab_ll", (16, 1), {"return_lse_base": "base2"}
+    "plain, few rows": _call(1, LENGTHS, 16),
+    "plain, 128 rows": _call(1, (300, 65), 128, "", KEEP_128),
+    "dual, swap_ab": _call(1, (700,), 128, "lse"),
+    "dual, keep_ab": _call(1, (5000,), 128, "lse"),
+    "dual, tokens": _call(3, (330,), 96, "lse"),
+    "planner and merges": _call(2, (300,) * 20, 128, "lse"),
+    "ragged, lse in base 2": _call(
+        (2, 0, 3), (130, 5, 700), 7, "lse max_q_len", LL_16, more={"return_lse_base": "base2"}
     ),
-    "ragged, 64 rows": Sample(
-        replace(RAGGED, heads=40), ("lse", "ragged"), "keep_ab_persistent", (64, 1)
-    ),
-    "sinks": Sample(_uniform(2, (300, 0, 129), 7), ("lse", "sinks"), "swap_ab_persistent", (16, 1)),
-    "sinks, 128 heads": Sample(
-        _uniform(1, TWO, 128), ("lse", "sinks"), "keep_ab_persistent", (128, 2)
-    ),
-    "device scales": Sample(
-        _uniform(1, (300, 0), 16), ("lse", "device_scales"), "swap_ab_ll_m8", (8, 1)
-    ),
-    "device scales, 64 rows": Sample(
-        _uniform(1, TWO, 64), ("lse", "device_scales"), "keep_ab_persistent", (64, 1)
-    ),
-    "tree mask": Sample(
-        _uniform(5, (300, 65, 700), 3), ("lse", "tree_mask", "sinks"), "swap_ab_ll", (32, 1)
-    ),
-    "tree mask, cluster": Sample(
-        _uniform(5, (300, 700), 3), ("lse", "tree_mask"), "swap_ab_cluster", (16, 8)
-    ),
-    "tree mask, pair": Sample(
-        _uniform(5, (300, 700), 6), ("lse", "tree_mask"), "swap_ab_ll_multicast", (16, 1)
-    ),
-    "tree mask, ragged, 64 rows": Sample(
-        Problem((8, 3), (700, 64), 24),
-        ("lse", "tree_mask", "ragged"),
-        "keep_ab_persistent",
-        (64, 1),
-    ),
-    "sparse": Sample(Problem((1, 2), (300, 70), 16, top_k=300), ("lse", "sinks", "ragged")),
-    "sparse, 128 heads": Sample(
-        _uniform(1, (300,), 128, top_k=130), ("lse",), batch_invariant=True
-    ),
-    "sparse bf16, 64 rows": Sample(
-        _uniform(1, (300, 65, 700), 128, top_k=330), ("lse",), backend=GATHER
-    ),
+    "ragged, 64 rows": _call((2, 0, 3), (130, 5, 700), 40, "lse ragged", KEEP_64),
+    "sinks": _call(2, (300, 0, 129), 7, "lse sinks", WALK_16),
+    "sinks, 128 heads": _call(1, TWO, 128, "lse sinks", KEEP_128),
+    "device scales": _call(1, (300, 0), 16, "lse device_scales", ("swap_ab_ll_m8", (8, 1))),
+    "device scales, 64 rows": _call(1, TWO, 64, "lse device_scales", KEEP_64),
+    "tree mask": _call(5, THREE, 3, "lse tree_mask sinks", LL_32),
+    "tree mask, cluster": _call(5, (300, 700), 3, "lse tree_mask", ("swap_ab_cluster", (16, 8))),
+    "tree mask, pair": _call(5, (300, 700), 6, "lse tree_mask", ("swap_ab_ll_multicast", (16, 1))),
+    "tree mask, ragged, 64 rows": _call((8, 3), (700, 64), 24, "lse tree_mask ragged", KEEP_64),
+    "sparse": _call((1, 2), (300, 70), 16, "lse sinks ragged", top_k=300),
+    "sparse, 128 heads": _call(1, (300,), 128, "lse", top_k=130, batch_invariant=True),
+    "sparse bf16, 64 rows": _call(1, THREE, 128, "lse", top_k=330, backend=GATHER),
     # CTAs with several work tiles, of one to six KV tiles each
-    "sparse bf16, work tiles of 64 rows": Sample(
-        _uniform(1, (400,) * 140, 64, top_k=330), ("lse", "top_k_lens"), backend=GATHER
+    "sparse bf16, work tiles of 64 rows": _call(
+        1, (400,) * 140, 64, "lse top_k_lens", top_k=330, backend=GATHER
     ),
-    "sparse 656 bytes, 64 rows": Sample(
-        _uniform(1, (300, 65, 700), 128, top_k=330, kv_format="fp8_656"), ("lse",), backend=GATHER
+    "sparse 656 bytes, 64 rows": _call(1, THREE, 128, "lse", top_k=330, **PACKED, backend=GATHER),
+    "sparse bf16 over e4m3, 64 rows": _call(
+        2, (300, 700), 128, "lse", top_k=130, **OVER_E4M3, backend=GATHER
     ),
-    "sparse bf16 over e4m3, 64 rows": Sample(
-        _uniform(2, (300, 700), 128, top_k=130, kv_format="e4m3"), ("lse",), backend=GATHER
-    ),
-    "sparse e4m3, 64 rows": Sample(
-        _uniform(1, (300, 65, 700), 128, top_k=330, **EIGHT), ("lse",), backend=GATHER
-    ),
+    "sparse e4m3, 64 rows": _call(1, THREE, 128, "lse", top_k=330, **E4M3, backend=GATHER),
     # as above; the ring has four stages, and five in e4m3
-    "sparse 656 bytes, work tiles of 64 rows": Sample(
-        _uniform(1, (400,) * 140, 64, top_k=330, kv_format="fp8_656"),
-        ("top_k_lens",),
-        backend=GATHER,
+    "sparse 656 bytes, work tiles of 64 rows": _call(
+        1, (400,) * 140, 64, "top_k_lens", top_k=330, **PACKED, backend=GATHER
     ),
-    "sparse bf16 over e4m3, work tiles of 64 rows": Sample(
-        _uniform(1, (400,) * 140, 64, top_k=330, kv_format="e4m3"), ("top_k_lens",), backend=GATHER
+    "sparse bf16 over e4m3, work tiles of 64 rows": _call(
+        1, (400,) * 140, 64, "top_k_lens", top_k=330, **OVER_E4M3, backend=GATHER
     ),
-    "sparse e4m3, work tiles of 64 rows": Sample(
-        _uniform(1, (400,) * 140, 64, top_k=330, **EIGHT), ("top_k_lens",), backend=GATHER
+    "sparse e4m3, work tiles of 64 rows": _call(
+        1, (400,) * 140, 64, "top_k_lens", top_k=330, **E4M3, backend=GATHER
     ),
-    "sparse, last arriver": Sample(_uniform(1, (300,) * 140, 16, top_k=130), ("lse",)),
-    "pages of 1": Sample(_uniform(1, (300, 700), 7, page_size=1), ("lse",)),
-    "pages of 1, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=1), ("lse",)),
-    "e4m3, pages of 4, 64 rows": Sample(_uniform(2, (300, 700), 64, page_size=4, **EIGHT)),
-    "e4m3, pages of 1, work tiles of 64 rows": Sample(
-        _uniform(1, (330,) * 140, 64, page_size=1, **EIGHT)
+    "sparse, last arriver": _call(1, (300,) * 140, 16, "lse", top_k=130),
+    "pages of 1": _call(1, (300, 700), 7, "lse", page_size=1),
+    "pages of 1, 64 rows": _call(2, (300, 700), 64, "lse", page_size=1),
+    "e4m3, pages of 4, 64 rows": _call(2, (300, 700), 64, page_size=4, **E4M3),
+    "e4m3, pages of 1, work tiles of 64 rows": _call(1, (330,) * 140, 64, page_size=1, **E4M3),
+    "656 bytes, pages of 4, 64 rows": _call(1, (300, 0, 700), 64, "lse", page_size=4, **PACKED),
+    "pages of 4, tree mask": _call(2, (300, 700), 7, "lse tree_mask", page_size=4),
+    "pages of 16": _call(1, TWO, 16, "lse", page_size=16),
+    "pages of 32": _call(1, TWO, 16, "lse", page_size=32),
+    "pages of 128": _call(1, TWO, 16, "lse", page_size=128),
+    "strided 4-D cache": _call(2, TWO, 16, "page_gap cache_4d", LL_16),
+    "batch invariant": _call(1, (700, 64, 2500), 16, "lse", batch_invariant=True),
+    "batch invariant, whole items": _call(1, (1040,) * 132, 16, "lse", batch_invariant=True),
+    "batch invariant, whole items of 64 rows": _call(
+        1, (2060,) * 132, 128, "lse sinks", batch_invariant=True
     ),
-    "656 bytes, pages of 4, 64 rows": Sample(
-        _uniform(1, (300, 0, 700), 64, page_size=4, kv_format="fp8_656"), ("lse",)
+    "skip-softmax": _call((1, 2), (900, 65), 64, "lse ragged", **SKIPPING),
+    "fp16": _call(1, TWO, 16, "lse", q_dtype="fp16", kv_format="fp16"),
+    "e4m3": _call(1, LENGTHS, 16, "lse", LL_16, **E4M3),
+    "e4m3, sinks": _call(2, TWO, 16, "lse sinks", ("swap_ab_persistent", (32, 1)), **E4M3),
+    "e4m3, pair of 64 rows": _call(
+        1, (300, 700), 128, "", ("swap_ab_ll_multicast", (64, 1)), **E4M3
     ),
-    "pages of 4, tree mask": Sample(_uniform(2, (300, 700), 7, page_size=4), ("lse", "tree_mask")),
-    "pages of 16": Sample(_uniform(1, TWO, 16, page_size=16), ("lse",)),
-    "pages of 32": Sample(_uniform(1, TWO, 16, page_size=32), ("lse",)),
-    "pages of 128": Sample(_uniform(1, TWO, 16, page_size=128), ("lse",)),
-    "strided 4-D cache": Sample(
-        _uniform(2, TWO, 16), ("page_gap", "cache_4d"), "swap_ab_ll", (16, 1)
-    ),
-    "batch invariant": Sample(_uniform(1, (700, 64, 2500), 16), ("lse",), batch_invariant=True),
-    "batch invariant, whole items": Sample(
-        _uniform(1, (1040,) * 132, 16), ("lse",), batch_invariant=True
-    ),
-    "batch invariant, whole items of 64 rows": Sample(
-        _uniform(1, (2060,) * 132, 128), ("lse", "sinks"), batch_invariant=True
-    ),
-    "skip-softmax": Sample(
-        Problem((1, 2), (900, 65), 64),
-        ("lse", "ragged"),
-        more={"skip_softmax_threshold_scale_factor": 0.5},
-        distribution="concentrated",
-    ),
-    "fp16": Sample(_uniform(1, TWO, 16, q_dtype="fp16", kv_format="fp16"), ("lse",)),
-    "e4m3": Sample(_uniform(1, LENGTHS, 16, **EIGHT), ("lse",), "swap_ab_ll", (16, 1)),
-    "e4m3, sinks": Sample(
-        _uniform(2, TWO, 16, **EIGHT), ("lse", "sinks"), "swap_ab_persistent", (32, 1)
-    ),
-    "e4m3, pair of 64 rows": Sample(
-        _uniform(1, (300, 700), 128, **EIGHT), (), "swap_ab_ll_multicast", (64, 1)
-    ),
-    "e4m3, query on M": Sample(
-        _uniform(1, (300, 0), 64, **EIGHT), ("lse",), "keep_ab_persistent", (64, 1)
-    ),
+    "e4m3, query on M": _call(1, (300, 0), 64, "lse", KEEP_64, **E4M3),
     # two pieces that promote O, in each of two CTAs
-    "e4m3, query on M, promoted": Sample(
-        _uniform(1, (2 * PROMOTED_KEYS + 300,), 64, **EIGHT), (), "keep_ab_persistent", (64, 1)
-    ),
-    "e4m3, query on M, 128 rows": Sample(
-        _uniform(1, TWO, 128, **EIGHT), (), "keep_ab_persistent", (128, 2)
-    ),
-    "e4m3, tree mask": Sample(
-        _uniform(5, TWO, 6, **EIGHT), ("lse", "tree_mask"), "swap_ab_ll", (32, 1)
-    ),
-    "e4m3, pages of 16": Sample(_uniform(2, TWO, 16, page_size=16, **EIGHT), ("lse", "sinks")),
-    "bf16 over e4m3": Sample(
-        _uniform(1, TWO, 16, kv_format="e4m3"), ("lse",), "swap_ab_ll", (16, 1)
-    ),
-    "bf16 over e4m3, 32 rows": Sample(
-        _uniform(2, TWO, 16, kv_format="e4m3"), (), "swap_ab_ll", (32, 1)
-    ),
-    "bf16 over e4m3, query on M": Sample(
-        _uniform(1, (300, 0), 64, kv_format="e4m3"), ("lse",), "keep_ab_persistent", (64, 1)
-    ),
-    "bf16 over e4m3, query on M, 128 rows": Sample(
-        _uniform(1, TWO, 128, kv_format="e4m3"), (), "keep_ab_persistent", (128, 2)
-    ),
-    "656 bytes, query on M": Sample(
-        _uniform(1, (300, 0), 64, kv_format="fp8_656"), ("lse",), "keep_ab_persistent", (64, 1)
-    ),
-    "656 bytes, query on M, 128 rows": Sample(
-        _uniform(1, TWO, 128, kv_format="fp8_656"), (), "keep_ab_persistent", (128, 2)
-    ),
-    "656 bytes": Sample(
-        _uniform(1, TWO, 16, kv_format="fp8_656"), ("lse",), "swap_ab_persistent", (16, 1)
-    ),
-    "656 bytes, sinks": Sample(_uniform(1, TWO, 16, kv_format="fp8_656"), ("lse", "sinks")),
-    "656 bytes, 32 rows": Sample(
-        _uniform(2, TWO, 16, kv_format="fp8_656"), (), "swap_ab_ll", (32, 1)
-    ),
-    "656 bytes, sparse": Sample(
-        Problem((1, 2), (300, 70), 16, kv_format="fp8_656", top_k=300), ("lse", "sinks", "ragged")
-    ),
-    "656 bytes, sparse, 128 heads": Sample(
-        _uniform(1, (300,), 128, kv_format="fp8_656", top_k=130), ("lse",)
-    ),
-    "e4m3, sparse": Sample(_uniform(1, (300, 70), 16, top_k=300, **EIGHT), ("lse",)),
-    "bf16 over e4m3, sparse": Sample(_uniform(1, TWO, 16, kv_format="e4m3", top_k=300), ("lse",)),
-    "e4m3, skip-softmax": Sample(
-        Problem((1, 2), (900, 65), 16, q_dtype="e4m3", kv_format="e4m3"),
-        ("lse", "ragged"),
-        more={"skip_softmax_threshold_scale_factor": 0.5},
-        distribution="concentrated",
-    ),
+    "e4m3, query on M, promoted": _call(1, (2 * PROMOTED_KEYS + 300,), 64, "", KEEP_64, **E4M3),
+    "e4m3, query on M, 128 rows": _call(1, TWO, 128, "", KEEP_128, **E4M3),
+    "e4m3, tree mask": _call(5, TWO, 6, "lse tree_mask", LL_32, **E4M3),
+    "e4m3, pages of 16": _call(2, TWO, 16, "lse sinks", page_size=16, **E4M3),
+    "bf16 over e4m3": _call(1, TWO, 16, "lse", LL_16, **OVER_E4M3),
+    "bf16 over e4m3, 32 rows": _call(2, TWO, 16, "", LL_32, **OVER_E4M3),
+    "bf16 over e4m3, query on M": _call(1, (300, 0), 64, "lse", KEEP_64, **OVER_E4M3),
+    "bf16 over e4m3, query on M, 128 rows": _call(1, TWO, 128, "", KEEP_128, **OVER_E4M3),
+    "656 bytes, query on M": _call(1, (300, 0), 64, "lse", KEEP_64, **PACKED),
+    "656 bytes, query on M, 128 rows": _call(1, TWO, 128, "", KEEP_128, **PACKED),
+    "656 bytes": _call(1, TWO, 16, "lse", WALK_16, **PACKED),
+    "656 bytes, sinks": _call(1, TWO, 16, "lse sinks", **PACKED),
+    "656 bytes, 32 rows": _call(2, TWO, 16, "", LL_32, **PACKED),
+    "656 bytes, sparse": _call((1, 2), (300, 70), 16, "lse sinks ragged", top_k=300, **PACKED),
+    "656 bytes, sparse, 128 heads": _call(1, (300,), 128, "lse", top_k=130, **PACKED),
+    "e4m3, sparse": _call(1, (300, 70), 16, "lse", top_k=300, **E4M3),
+    "bf16 over e4m3, sparse": _call(1, TWO, 16, "lse", top_k=300, **OVER_E4M3),
+    "e4m3, skip-softmax": _call((1, 2), (900, 65), 16, "lse ragged", **E4M3, **SKIPPING),
 }
 
 

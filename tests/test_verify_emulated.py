@@ -18,7 +18,7 @@ from mla_lab.plan import Plan
 from mla_lab.plan.fixed_pieces import RING, fixed_pieces
 from mla_lab.verify import emulated, emulator_speed, emulator_tables, mutations
 from mla_lab.verify.mutation_cases import cases
-from mla_lab.verify.record import read
+from mla_lab.verify.record import Continued, read, write
 
 from .house import ROOT
 
@@ -110,6 +110,21 @@ def test_a_run_goes_on_where_the_record_ends(tmp_path: Path) -> None:
     before = read(path)
     assert emulated.run(path, "", 0.0, print)[1:] == before[1:]
     assert mutations.run(tmp_path / "none.jsonl", "", 0.0, print)[1:] == []
+
+
+def test_a_continued_record_keeps_the_order_of_its_list_and_loses_old_cases(tmp_path: Path) -> None:
+    path, seen = tmp_path / "record.jsonl", []
+    write(path, [{"kind": "run"}, *({"kind": "case", "name": name} for name in ("c", "old"))])
+    record = Continued(path, "sm100", ["a", "b", "c"])
+    made = iter([{"kind": "case", "name": "b"}, None, {"kind": "case", "name": "a"}])
+
+    def told(row: dict[str, str]) -> None:
+        seen.append([each.get("name") for each in read(path)[1:]])
+
+    head, *rows = record.extend(made, 3, told, lambda done, total: None)
+    assert (head["what"], head["cases"]) == ("sm100", 3)
+    assert [row["name"] for row in rows] == ["a", "b", "c"]
+    assert seen == [["c", "old"], ["b", "c"]] and read(path)[1:] == rows
 
 
 def test_what_was_not_ok_or_ran_other_cases_runs_again() -> None:

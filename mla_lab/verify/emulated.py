@@ -27,7 +27,7 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from ..jit.shipped import CUTE
 from ..plan.config import KernelConfig
-from .record import Progress, Row, head_row, read, write
+from .record import Continued, Progress, Row, not_ok
 
 
 @dataclass(frozen=True)
@@ -199,19 +199,15 @@ def run(
     """Run builds until all are done or the time is over; the record is written after each. `jobs`
     processes share the builds.
     """
-    earlier = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
-    rows = dict(earlier)
-    chosen = sorted(builds(part), key=lambda c: c.name() in earlier)
-    known = [(c, settled(c, rows.get(c.name(), {}))) for c in chosen]
     until = time() + seconds
-    made = spread(run_anew, [(config, ptx, until) for config, ptx in known], jobs)
-    for done, row in enumerate(made):
-        count(done, len(known))
-        if row is not None:
-            rows[row["name"]] = row
-            say(f"{row['status']} {row['name']}")
-            write(path, _rows(rows))
-    return _rows(rows)
+    record = Continued(path, "emulated", [c.name() for c in CUTE if c.kernel != "cute/empty"])
+    chosen = sorted(builds(part), key=lambda c: c.name() in record.rows)
+    known = [(c, settled(c, record.rows.get(c.name(), {})), until) for c in chosen]
+
+    def told(row: Row) -> None:
+        say(f"{row['status']} {row['name']}")
+
+    return record.extend(spread(run_anew, known, jobs), len(known), told, count)
 
 
 def spread(
@@ -239,14 +235,6 @@ def run_anew(config: KernelConfig, ptx: str, until: float) -> Row | None:
     return None if digest_of_code(artifact.ptx.read_text()) == ptx else run_build(artifact)
 
 
-def _rows(found: dict[str, Row]) -> list[Row]:
-    shipped = [c.name() for c in CUTE if c.kernel != "cute/empty"]
-    return [
-        head_row("emulated", "cpu", len(shipped)),
-        *(found[name] for name in shipped if name in found),
-    ]
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """How many of how many builds ran, and what came of them."""
     done = rows[1:]
@@ -255,6 +243,4 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     return f"{len(done)} of {rows[0]['cases']} shipped builds: {words}"
 
 
-def failed(rows: Sequence[Row]) -> bool:
-    """Whether a build is not "ok"."""
-    return any(row["status"] != "ok" for row in rows[1:])
+failed = not_ok

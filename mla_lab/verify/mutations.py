@@ -21,7 +21,7 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from .emulated import digest_of_code, spread
 from .mutation_cases import Case, Cut, cases
-from .record import Progress, Row, head_row, read, write
+from .record import Continued, Progress, Row
 
 FIRST_KEYS = (
     "load_k of a work tile's first tile: load_query has waited for q.empty, at which the tensor "
@@ -136,17 +136,14 @@ def run(
     """Builds whose row is not of this source's code and of today's calls, until the time is over;
     `jobs` processes share them.
     """
-    rows = {row["name"]: row for row in read(path)[1:]} if path.exists() else {}
     until = time() + seconds
-    chosen = names(part)
-    known = [(name, settled(name, rows.get(name, {})), until) for name in chosen]
-    for done, row in enumerate(spread(run_anew, known, jobs)):
-        count(done, len(known))
-        if row is not None:
-            rows[row["name"]] = row
-            say(f"{row['reported']} of {row['tried']} {row['name']}")
-            write(path, _rows(rows))
-    return _rows(rows)
+    record = Continued(path, "mutations", list(cases()))
+    known = [(name, settled(name, record.rows.get(name, {})), until) for name in names(part)]
+
+    def told(row: Row) -> None:
+        say(f"{row['reported']} of {row['tried']} {row['name']}")
+
+    return record.extend(spread(run_anew, known, jobs), len(known), told, count)
 
 
 def settled(name: str, row: Row) -> str:
@@ -211,11 +208,6 @@ def reasons(rest: Sequence[mutate.Mutant]) -> list[str]:
         used.update([known] if known else [])
         found.append(known.why if known else UNEXPLAINED)
     return found
-
-
-def _rows(found: dict[str, Row]) -> list[Row]:
-    head = head_row("mutations", "cpu", len(cases()))
-    return [head, *(found[name] for name in cases() if name in found)]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from ..core import files
 from ..core.errors import InvalidInput, invalid
 from ..core.resources import data_dir
 from ..core.revision import Revision
+from ..jit.build import Built
 from . import costs, published
 from .cases import CARD_WORKSPACE_BYTES, WORKSPACE_BYTES, pairwise_cases
 from .check import Outcome, run_case
@@ -69,6 +70,34 @@ def write_anew(path: Path, what: str, rows: Sequence[Row]) -> list[Row]:
     record = [head_row(what, "cpu", len(rows)), *rows]
     write(path, record)
     return record
+
+
+class Continued:
+    """A record of `what` that a later run continues: rows of the cases `names`, in that order."""
+
+    def __init__(self, path: Path, what: str, names: Sequence[str]) -> None:
+        self.path, self.what, self.names = path, what, names
+        earlier = read(path)[1:] if path.exists() else []
+        #: by the name of the case
+        self.rows = {row["name"]: row for row in earlier if row["name"] in set(names)}
+
+    def record(self) -> list[Row]:
+        """The head, and the rows that there are."""
+        rows = [self.rows[name] for name in self.names if name in self.rows]
+        return [head_row(self.what, "cpu", len(self.names)), *rows]
+
+    def extend(
+        self, made: Iterable[Row | None], total: int, told: Callable[[Row], None], count: Built
+    ) -> list[Row]:
+        """The record with what was made of `total` cases, None of those that did not run; it is
+        written after each row."""
+        for done, row in enumerate(made):
+            count(done, total)
+            if row is not None:
+                self.rows[row["name"]] = row
+                told(row)
+                write(self.path, self.record())
+        return self.record()
 
 
 def pairwise_run(device: str, indices: Sequence[int] | None, progress: Progress) -> Iterator[Row]:
@@ -140,9 +169,13 @@ def costs_run(device: str, features: Sequence[str], progress: Progress) -> Itera
 
 def head_row(what: str, device: str, cases: int) -> Row:
     """The first row of a record."""
-    found = {**environment(device), "date": datetime.now(UTC).date().isoformat()}
-    found["command"] = ["mla-lab", "verify", what]
+    found = environment_today(device) | {"command": ["mla-lab", "verify", what]}
     return {"kind": "run", "what": what, "cases": cases, "environment": found}
+
+
+def environment_today(device: str) -> Row:
+    """The environment of a run, with its day."""
+    return {**environment(device), "date": datetime.now(UTC).date().isoformat()}
 
 
 def guarded(run: Callable[[], Outcome]) -> Outcome:
@@ -163,6 +196,11 @@ def failed(rows: Iterable[Row]) -> bool:
     """Whether a case is wrong or failed, or none is ok; a refusal is neither."""
     found = {row["status"] for row in rows if row["kind"] == "case"}
     return "ok" not in found or not found.isdisjoint(("wrong", "failed"))
+
+
+def not_ok(rows: Iterable[Row]) -> bool:
+    """Whether a case is not "ok"."""
+    return any(row["status"] != "ok" for row in rows if row["kind"] == "case")
 
 
 def _tell(progress: Progress, name: str, outcome: Outcome) -> None:

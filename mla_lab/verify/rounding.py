@@ -17,7 +17,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import torch
 from ..api.decode import decode
 from ..backends.cute.families import config_for
 from ..bench.checks import compare
-from ..bench.environment import environment
 from ..core import kv_cache as formats
 from ..core.errors import MlaLabError
 from ..core.gpu import H200
@@ -40,6 +38,7 @@ from ..reference.inputs import DISTRIBUTIONS, DecodeInputs, make_inputs
 from ..reference.mla import Result, decode_reference
 from ..reference.tolerance import lse_error
 from .limits import TOPS, WEIGHTS, Limits, rounded_error
+from .record import environment_today
 
 FORMATS = (("e4m3", "e4m3"), ("bf16", "e4m3"), ("bf16", "fp8_656"))
 KV_LENS = (64, 1024, 8192, 16384, 65536)
@@ -188,10 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_record(args.record)
     found = []
     with args.record.open("w", encoding="utf-8") as file:
-        here = {
-            **environment(torch.device(args.device)),
-            "date": datetime.now(UTC).date().isoformat(),
-        }
+        here = environment_today(args.device)
         first = {"kind": "run", "what": "rounding", "environment": here}
         file.write(json.dumps(first) + "\n")
         for row in rows(args.device):

@@ -15,14 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from ..bench.environment import environment
 from ..core.errors import unsupported
 from ..core.revision import check_record
-from .record import Row, write
+from .record import Row, environment_today, write
 from .sanitizer_cases import CASES
 
 PROGRAM = "compute-sanitizer"
@@ -90,8 +87,8 @@ def _run(line: Sequence[str]) -> tuple[int, str]:
 
 def _head() -> Row:
     version = re.search(r"Version (\S+)", _run([PROGRAM, "--version"])[1])
-    here: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), **environment("cuda")}
     tool = f"{PROGRAM} {version[1] if version else 'of no known version'}"
+    here = environment_today("cuda")
     return {"kind": "run", "what": "sanitizer", "tool": tool, "environment": here}
 
 

@@ -23,7 +23,7 @@ from ..jit import compile as compiled
 from ..jit.build import Built, no_count
 from ..reference.inputs import DecodeInputs
 from .emulated import digest_of_code
-from .record import Progress, Row, head_row, read, write
+from .record import Continued, Progress, Row, not_ok
 from .sm100_lists import OWN_LENGTH, Run, feature_runs, published_runs
 
 ARCH = "sm_100a"
@@ -124,24 +124,25 @@ def run(path: Path, part: str, seconds: float, say: Progress, count: Built = no_
 
     part: "published", "features" or both ("").
     """
-    every = {run.name: run for runs in LISTS.values() for run in runs()}
-    wanted = [run for name, runs in LISTS.items() if part in ("", name) for run in runs()]
-    earlier = read(path)[1:] if path.exists() else []
-    rows = {row["name"]: row for row in earlier if row["name"] in every}
+    lists = {name: list(runs()) for name, runs in LISTS.items()}
+    wanted = [run for name, runs in lists.items() if part in ("", name) for run in runs]
+    record = Continued(path, "sm100", [run.name for runs in lists.values() for run in runs])
     until = perf_counter() + seconds
-    for done, each in enumerate(wanted):
-        count(done, len(wanted))
-        if perf_counter() > until:
-            break
-        artifact = compiled(each.config, ARCH)
-        before = rows.get(each.name, {})
-        digest = digest_of_code(artifact.ptx.read_text())
-        if before.get("status") == "ok" and before["ptx"] == digest:
-            continue
-        row = rows[each.name] = run_one(artifact, each)
+
+    def told(row: Row) -> None:
         say(f"{row['status']} {row['name']} {row['cpu_seconds']} s")
-        write(path, [head_row("sm100", "cpu", len(every)), *rows.values()])
-    return [head_row("sm100", "cpu", len(every)), *rows.values()]
+
+    made = (run_anew(run, record.rows.get(run.name, {}), until) for run in wanted)
+    return record.extend(made, len(wanted), told, count)
+
+
+def run_anew(wanted: Run, before: Row, until: float) -> Row | None:
+    """The row of a run, None where `before` is "ok" and of this code, or the time is over."""
+    if perf_counter() > until:
+        return None
+    artifact = compiled(wanted.config, ARCH)
+    same = before.get("ptx") == digest_of_code(artifact.ptx.read_text())
+    return None if same and before["status"] == "ok" else run_one(artifact, wanted)
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -151,6 +152,4 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows) - 1} of {rows[0]['cases']}: {words}"
 
 
-def failed(rows: Sequence[Row]) -> bool:
-    """Whether a case is not "ok"."""
-    return any(row["status"] != "ok" for row in rows[1:])
+failed = not_ok

@@ -32,7 +32,7 @@ from ..core.revision import Revision
 from ..reference.inputs import make_inputs
 from .cases import CARD_WORKSPACE_BYTES, FORMATS
 from .check import Outcome, judge, taken
-from .record import Progress, Row, head_row, read, write
+from .record import Progress, Row, head_row, not_ok, read, write
 
 STREAMS = 2
 #: steps of a session
@@ -194,9 +194,7 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def failed(rows: Sequence[Row]) -> bool:
-    """Whether results of a run were wrong, or its memory grew."""
-    return any(row["status"] != "ok" for row in cases(rows))
+failed = not_ok
 
 
 def run(device: str, seconds: float, progress: Progress, seed: int = 1) -> Iterator[Row]:

@@ -139,12 +139,21 @@ def for_kernels(case: Mapping[str, str]) -> Mapping[str, str]:
     return _implied({"scales": "device", **case} if negative else case)
 
 
+def _is(case: Mapping[str, str], **levels: str) -> bool:
+    """True if the case has these levels wherever it has chosen one."""
+    return all(case.get(name, level) == level for name, level in levels.items())
+
+
+def _is_plain(case: Mapping[str, str]) -> bool:
+    """True without a mask, sinks, scales in memory and ranks."""
+    return _is(case, mask="causal", sinks="none", scales="floats", ranks="1")
+
+
 def _takes_slots(case: Mapping[str, str]) -> bool:
     """True unless a sparse call has a mask, ranks, skip-softmax, or tables that are separate or
     have gaps.
     """
-    without = {"mask": "causal", "tables": "shared", "skip": "none", "ranks": "1"}
-    return all(case.get(name, level) == level for name, level in without.items())
+    return _is(case, mask="causal", tables="shared", skip="none", ranks="1")
 
 
 def _takes_ranks(case: Mapping[str, str]) -> bool:
@@ -175,18 +184,13 @@ def has_kernel(case: Mapping[str, str]) -> bool:
     if "e4m3" in FORMATS[case.get("format", "bf16")] or "656" in case.get("format", ""):
         return _has_eight_bits(case)
     if case.get("plan") == "given":
-        plain = {"mask": "causal", "sinks": "none", "scales": "floats", "ranks": "1"}
-        extra = any(case.get(name, level) != level for name, level in plain.items())
-        common = (case.get("format", "bf16"), case.get("page_size", "64")) == ("bf16", "64")
-        some = case.get("format", "bf16") == "bf16" or (
-            case["format"] != "bf16 to fp16" and case.get("page_size", "64") == "64"
-        )
-        if not common and (extra or not some):
+        bf16, page_64 = _is(case, format="bf16"), _is(case, page_size="64")
+        some = bf16 or (case["format"] != "bf16 to fp16" and page_64)
+        if not (bf16 and page_64) and not (some and _is_plain(case)):
             return False
     if case.get("skip", "none") in ("none", "0"):
         return True
-    usual = {"format": "bf16", "page_size": "64", "invariant": "no"}
-    return all(case.get(name, level) == level for name, level in usual.items())
+    return _is(case, format="bf16", page_size="64", invariant="no")
 
 
 def _has_eight_bits(case: Mapping[str, str]) -> bool:
@@ -200,16 +204,13 @@ def _has_eight_bits(case: Mapping[str, str]) -> bool:
     if sparse or int(case.get("page_size", "64")) < 16:
         return False
     if case.get("skip", "none") not in ("none", "0"):
-        usual = {"format": "e4m3", "page_size": "64", "invariant": "no"}
-        return all(case.get(name, level) == level for name, level in usual.items())
-    plain = {"mask": "causal", "sinks": "none", "scales": "floats", "ranks": "1"}
-    extra = any(case.get(name, level) != level for name, level in plain.items())
-    common, invariant = case.get("page_size", "64") == "64", case.get("invariant", "no") == "yes"
-    if invariant:
-        return common and not extra
+        return _is(case, format="e4m3", page_size="64", invariant="no")
+    page_64 = _is(case, page_size="64")
+    if not _is(case, invariant="no"):
+        return page_64 and _is_plain(case)
     if case["format"] == "e4m3":
         return True
-    return common if case["format"] == "e4m3 to e4m3" else common or not extra
+    return page_64 or (case["format"] != "e4m3 to e4m3" and _is_plain(case))
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,8 @@ Case = dict[str, str]
 #: one level of one factor
 Level = tuple[str, str]
 Pair = tuple[Level, Level]
+#: how many cases a pair must still have, by its two levels
+Missing = Counter[frozenset[Level]]
 #: levels of a whole case in the order of the factors
 Key = tuple[str, ...]
 #: whether a case with these levels, among others, may exist; more levels never make it allowed
@@ -49,24 +51,21 @@ def cover(
     """
     if times < 1:
         raise invalid("times", times, "1 or more")
-    missing = Counter(dict.fromkeys(allowed_pairs(factors, allowed), times))
+    pairs = allowed_pairs(factors, allowed)
+    missing: Missing = Counter(dict.fromkeys(map(frozenset, pairs), times))
     draw = random.Random(seed)
-    cases: list[Case] = []
-    known: set[Key] = set()
-    given_up: set[Pair] = set()
-    for pair in list(missing):
-        while missing[pair] > 0 and pair not in given_up:
+    cases: dict[Key, Case] = {}
+    for pair in pairs:
+        while missing[frozenset(pair)] > 0:
             case = _case_with(pair, factors, allowed, missing, draw)
-            if _key(case, factors) in known:
-                other = _complete(dict(pair), factors, allowed, known)
+            if _key(case, factors) in cases:
+                other = _complete(dict(pair), factors, allowed, cases)
                 if other is None:
-                    given_up.add(pair)
-                    continue
+                    break
                 case = other
-            known.add(_key(case, factors))
-            cases.append(case)
-            missing.subtract(pairs_of(case, factors))
-    return cases
+            cases[_key(case, factors)] = case
+            missing.subtract(map(frozenset, pairs_of(case, factors)))
+    return list(cases.values())
 
 
 def _key(case: Mapping[str, str], factors: Mapping[str, Sequence[str]]) -> Key:
@@ -77,7 +76,7 @@ def _case_with(
     pair: Pair,
     factors: Mapping[str, Sequence[str]],
     allowed: Allowed,
-    missing: Mapping[Pair, int],
+    missing: Missing,
     draw: random.Random,
 ) -> Case:
     """An allowed case that holds `pair` and many other missing ones."""
@@ -87,7 +86,7 @@ def _case_with(
     for name in rest:
         levels = list(factors[name])
         draw.shuffle(levels)
-        levels.sort(key=lambda level: -_gain(name, level, case, missing, factors))
+        levels.sort(key=lambda level: -_gain((name, level), case, missing))
         for level in levels:
             longer = {**case, name: level}
             if _complete(longer, factors, allowed) is not None:
@@ -96,21 +95,9 @@ def _case_with(
     return case
 
 
-def _gain(
-    name: str,
-    level: str,
-    case: Mapping[str, str],
-    missing: Mapping[Pair, int],
-    factors: Mapping[str, Sequence[str]],
-) -> int:
-    """Missing pairs that `level` forms with the levels of `case`."""
-    order = {factor: place for place, factor in enumerate(factors)}
-    gain = 0
-    for other, chosen in case.items():
-        here, there = (name, level), (other, chosen)
-        pair = (here, there) if order[name] < order[other] else (there, here)
-        gain += missing.get(pair, 0) > 0
-    return gain
+def _gain(here: Level, case: Mapping[str, str], missing: Missing) -> int:
+    """Missing pairs that a level forms with the levels of `case`."""
+    return sum(missing[frozenset((here, there))] > 0 for there in case.items())
 
 
 def _complete(

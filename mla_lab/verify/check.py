@@ -112,8 +112,8 @@ class Guards:
 
     def __init__(self, inputs: DecodeInputs, case: Mapping[str, str], given_out: bool) -> None:
         problem, query = inputs.problem, inputs.query
-        self.buffers: list[Tensor] = []
-        self.results: dict[str, Tensor] = {}
+        #: by name, the result with a guard row before and behind it
+        self._rows: dict[str, Tensor] = {}
         if given_out or problem.out_dtype != "bf16":
             shape = (*query.shape[:-1], problem.latent_dim)
             self._guard("out", shape, formats.DTYPES[problem.out_dtype], query.device)
@@ -123,17 +123,16 @@ class Guards:
     def _guard(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> None:
-        rows = torch.full((shape[0] + 2, *shape[1:]), GUARD_VALUE, device=device).to(dtype)
-        self.buffers.append(rows)
-        self.results[name] = rows[1:-1]
+        rows = torch.full((shape[0] + 2, *shape[1:]), GUARD_VALUE, device=device)
+        self._rows[name] = rows.to(dtype)
 
     def given(self) -> dict[str, Tensor]:
         """Arguments of the call."""
-        return self.results
+        return {name: rows[1:-1] for name, rows in self._rows.items()}
 
     def objection(self) -> str | None:
         """A sentence on writes outside the output; None without any."""
-        for name, rows in zip(self.results, self.buffers, strict=True):
+        for name, rows in self._rows.items():
             ends = rows[[0, -1]] if rows.dtype.itemsize > 1 else rows.float()[[0, -1]]
             if not bool((ends == GUARD_VALUE).all()):
                 return f"{name}: rows outside of it were written"

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from .. import backends, jit
 from ..backends.cute import backend as cute
@@ -105,13 +106,11 @@ def only(builds: str) -> Iterator[None]:
     def absent(kernel: str) -> dict[str, str]:
         raise BuildError("no compiler")
 
-    before = jit.find, toolchain.versions
     _forget()
-    jit.find, toolchain.versions = find, absent
     try:
-        yield
+        with patch.object(jit, "find", find), patch.object(toolchain, "versions", absent):
+            yield
     finally:
-        jit.find, toolchain.versions = before
         _forget()
 
 

@@ -7,6 +7,7 @@ beside the fastest with any other, split or not (`data/records/h200_sweep*.jsonl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, log
@@ -15,6 +16,7 @@ from statistics import mean
 from ..bench.records import Row, read, results
 from ..core import files
 from ..core.errors import invalid
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 from ..jit.shipped import shipped
 from ..plan.config import KernelConfig
@@ -211,24 +213,20 @@ def made() -> str:
     for name in SWEEPS:
         for measured, duel in duels(read(data_dir() / name)):
             found.setdefault(measured, []).append(duel)
-    lines = [
-        "| merge | `SplitMerge` | builds | partials | merged by | reason |",
-        "|---|---|---:|---|---|---|",
-    ]
-    counts = builds()
+    lines, counts = [], builds()
     for path in PATHS:
         member = f"`{path.split_merge}`" if path.split_merge else ""
-        cells = [path.name, member, str(counts[path.name]), path.partials, path.merged_by]
-        lines.append(f"| {' | '.join([*cells, _reason(path, found.get(path.name, []))])} |")
-    return "\n".join(lines)
+        reason = _reason(path, found.get(path.name, []))
+        cells = (path.name, member, counts[path.name], path.partials, path.merged_by, reason)
+        lines.append(cells)
+    names = ("merge", "`SplitMerge`", "builds:", "partials", "merged by", "reason")
+    return markdown_table(names, lines)
 
 
-def builds() -> dict[str, int]:
+def builds() -> Counter[str]:
     """Shipped builds with each path."""
-    counts = dict.fromkeys((path.name for path in PATHS), 0)
-    for config in shipped():
-        for name in paths_of(config):
-            counts[name] += 1
+    counts = Counter(dict.fromkeys((path.name for path in PATHS), 0))
+    counts.update(name for config in shipped() for name in paths_of(config))
     return counts
 
 
@@ -262,13 +260,12 @@ def attempts() -> str:
     rows = [
         files.parse_json(line, ATTEMPTS) for _, line in files.lines_of(data_dir() / ATTEMPTS, "log")
     ]
-    lines = ["| merge | attempt | case | came | card, date |", "|---|---|---|---|---|"]
+    lines = []
     for path in PATHS:
-        for begin in path.attempts:
-            row = _attempt(rows, begin)
-            cells = [path.name, row["change"], row["case"], row["came"]]
-            lines.append(f"| {' | '.join(cells)} | {row['card']}, {row['date']} |")
-    return "\n".join(lines)
+        for row in (_attempt(rows, begin) for begin in path.attempts):
+            when = f"{row['card']}, {row['date']}"
+            lines.append((path.name, row["change"], row["case"], row["came"], when))
+    return markdown_table(("merge", "attempt", "case", "came", "card, date"), lines)
 
 
 def _attempt(rows: list[Row], begin: str) -> Row:

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
+from unittest.mock import patch
 
 import torch
 
@@ -88,15 +89,11 @@ def prove(path: Path, say: Progress, count: Built = no_count, phase: Phase = no_
 @contextlib.contextmanager
 def _consent() -> Iterator[None]:
     """Calls take the SM100 kernel inside, whatever was remembered or chosen before."""
-    before = os.environ.get(blackwell.CONSENT)
-    os.environ[blackwell.CONSENT] = "1"
     backends.choose.cache_clear()
     try:
-        yield
+        with patch.dict(os.environ, {blackwell.CONSENT: "1"}):
+            yield
     finally:
-        os.environ.pop(blackwell.CONSENT)
-        if before is not None:
-            os.environ[blackwell.CONSENT] = before
         backends.choose.cache_clear()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..core.errors import unsupported
 from .ptx import SIZES, Instruction
 from .writer import BITS, NUMPY, Lines, Writer, emits
 
@@ -153,14 +152,6 @@ def _funnel(w: Writer, s: Instruction, pc: int) -> Lines:
     return put(w.row(s.args[0], "u32"), f"funnel({low}, {high}, {count}, {how})")
 
 
-@emits("bfi")
-def _bfi(w: Writer, s: Instruction, pc: int) -> Lines:
-    kind = s.parts[1].replace("b", "u")
-    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
-    at, count = w.value(s.args[3], "u32"), w.value(s.args[4], "u32")
-    return put(w.row(s.args[0], kind), f"bfi({a}, {b}, {at}, {count})")
-
-
 @emits("not", "neg", "abs")
 def _unary(w: Writer, s: Instruction, pc: int) -> Lines:
     op, kind = s.parts[0], s.parts[-1]
@@ -169,17 +160,23 @@ def _unary(w: Writer, s: Instruction, pc: int) -> Lines:
     return call(function, w.row(s.args[0], kind), w.value(s.args[1], kind))
 
 
-@emits("popc")
-def _popc(w: Writer, s: Instruction, pc: int) -> Lines:
-    value = w.value(s.args[1], s.parts[1].replace("b", "u"))
-    return put(w.row(s.args[0], "u32"), f"bitwise_count({value})")
+#: mnemonic -> types of the target and of the operands, "" that of the opcode, and the expression
+EXPRESSIONS = {
+    "bfi": ("", ("", "", "u32", "u32"), "bfi({0}, {1}, {2}, {3})"),
+    "cvta": ("u64", ("u64",), "{0}"),
+    "mapa": ("u32", ("u32", "u32"), "{0} & uint32(0xFFFFFF) | {1} << uint32(24)"),
+    "popc": ("u32", ("",), "bitwise_count({0})"),
+    "prmt": ("u32", ("u32", "u32", "u32"), "prmt({0}, {1}, {2})"),
+    "selp": ("", ("", "", "pred"), "pick({2}, {0}, {1})"),
+}
 
 
-@emits("selp")
-def _selp(w: Writer, s: Instruction, pc: int) -> Lines:
-    kind = s.parts[1]
-    a, b = w.value(s.args[1], kind), w.value(s.args[2], kind)
-    return put(w.row(s.args[0], kind), f"pick({w.value(s.args[3], 'pred')}, {a}, {b})")
+@emits(*EXPRESSIONS)
+def _expression(w: Writer, s: Instruction, pc: int) -> Lines:
+    target, kinds, form = EXPRESSIONS[s.parts[0]]
+    own, operands = s.parts[-1], zip(s.args[1:], kinds, strict=True)
+    values = [w.value(arg, kind or own) for arg, kind in operands]
+    return put(w.row(s.args[0], target or own), form.format(*values))
 
 
 @emits("setp")
@@ -218,29 +215,11 @@ def _approximation(w: Writer, s: Instruction, pc: int) -> Lines:
     return put(target, f"without_ftz({name!r}, {function}, {value})")
 
 
-@emits("prmt")
-def _prmt(w: Writer, s: Instruction, pc: int) -> Lines:
-    values = ", ".join(w.value(a, "u32") for a in s.args[1:])
-    return put(w.row(s.args[0], "u32"), f"prmt({values})")
-
-
 @emits("dp2a")
 def _dp2a(w: Writer, s: Instruction, pc: int) -> Lines:
     values = ", ".join(w.value(a, "u32") for a in s.args[1:])
     signed = (s.parts[2][0] == "s", s.parts[3][0] == "s")
     return put(w.row(s.args[0], "u32"), f"dp2a({values}, {s.parts[1] == 'hi'}, {signed})")
-
-
-@emits("cvta")
-def _cvta(w: Writer, s: Instruction, pc: int) -> Lines:
-    return put(w.row(s.args[0], "u64"), w.value(s.args[1], "u64"))
-
-
-@emits("mapa")
-def _mapa(w: Writer, s: Instruction, pc: int) -> Lines:
-    address, rank = w.value(s.args[1], "u32"), w.value(s.args[2], "u32")
-    low, bits = w.constant("u32", 0xFFFFFF), w.constant("u32", 24)
-    return put(w.row(s.args[0], "u32"), f"{address} & {low} | {rank} << {bits}")
 
 
 #: (target, source) types -> (register of the target, of the source, expression)
@@ -290,6 +269,4 @@ def _from_float(w: Writer, s: Instruction, target: str) -> Lines:
     if target == "f32":
         value = f"minimum(fmax({value}, float32(0)), float32(1))" if "sat" in s.parts else value
         return put(w.row(s.args[0], "f32"), value)
-    if not rounding:
-        raise unsupported("cvt", s.opcode, "a rounding")
     return put(w.row(s.args[0], target), f"to_integer({value}, {NUMPY[target]})")

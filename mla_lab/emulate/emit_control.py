@@ -88,8 +88,6 @@ def _bar(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "red":
         count = w.value(s.args[2], "u32") if len(s.args) > 3 else "None"
         target, flag = w.row(s.args[0], "pred"), w.value(s.args[-1], "pred")
-        if "popc" in s.parts:
-            raise unsupported("instruction", s.opcode, "bar.red of and, or")
         where = f"{w.value(s.args[1], 'u32')}, {count}"
         red = f"({target}, {flag}, {'and' in s.parts})"
         return [f"return named_sync(g, {where}, m, {after}, {pc}, {red})"]

@@ -176,8 +176,6 @@ def _wgmma(w: Writer, s: Instruction, pc: int) -> Lines:
 
 @emits("mma")
 def _mma(w: Writer, s: Instruction, pc: int) -> Lines:
-    if s.parts[3] not in ("m16n8k16", "m16n8k32"):
-        raise unsupported("instruction", s.opcode, "mma.m16n8k16 and m16n8k32")
     kind = s.parts[7]
     d, c = w.rows_of(s.args[0], "f32"), w.values_of(s.args[3], "f32")
     a, b = w.values_of(s.args[1], "u32"), w.values_of(s.args[2], "u32")

@@ -18,7 +18,7 @@ from .barriers import Mbarrier, count_arrivals, located, mbarrier_at
 from .gang import Gang, Mask, lanes_of
 from .parts import CtaLike
 from .tensor_memory import LANES, tensor_memory_of
-from .tiles import ELEMENT_BYTES, accumulate, decode, operand_bytes, values
+from .tiles import ELEMENT_BYTES, accumulate, chains, decode, operand_bytes, values
 
 Row = np.ndarray
 #: (kind, code in the instruction descriptor) -> operand type
@@ -159,7 +159,8 @@ class TensorQueue:
         """Run groups until number `last` is done."""
         while self.done <= last:
             group, self.done = self.groups[self.done], self.done + 1
-            _run(group.issued)
+            for chain in chains(group.issued, lambda a, b: b.keep and a.same(b)):
+                _accumulate(group.issued[chain])
             for bar in group.barriers:
                 g.machine.checker.tensor.arrives(bar, group.seen)
                 count_arrivals(g, bar, 1, group.pc)
@@ -217,16 +218,6 @@ def tcgen05_commit(g: Gang, bar: Row, cast: Row | None, m: Mask, pc: int) -> Non
         last = len(queue.groups) - 1
         g.machine.later(lambda q=queue, n=last: q.run_to(g, n))  # type: ignore[misc]
         g.machine.progress += 1
-
-
-def _run(issued: list[Issued]) -> None:
-    i = 0
-    while i < len(issued):
-        j, first = i + 1, issued[i]
-        while j < len(issued) and issued[j].keep and issued[j].same(first):
-            j += 1
-        _accumulate(issued[i:j])
-        i = j
 
 
 def _accumulate(chain: list[Issued]) -> None:

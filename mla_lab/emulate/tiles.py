@@ -5,13 +5,16 @@ From the PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" and "Swizzl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from ..core.errors import unsupported
 from .arithmetic import E4M3, from_bf16
 
+T = TypeVar("T")
 #: bytes of an operand's element
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1}
 #: a descriptor's swizzle mode -> bytes of an atom's row, and the address bits that are flipped
@@ -140,6 +143,15 @@ def card_product(x: np.ndarray, y: np.ndarray, c: np.ndarray, bits: int) -> np.n
     kept = 23 if bits > 23 else bits
     scale = np.ldexp(1.0, kept + 1 - np.frexp(total)[1])
     return (np.trunc(total * scale) / scale).astype(np.float32)
+
+
+def chains(products: Sequence[T], adds: Callable[[T, T], bool]) -> Iterator[slice]:
+    """Runs of products of which each `adds` to the accumulators of the run's first."""
+    begin = 0
+    for end in range(1, len(products) + 1):
+        if end == len(products) or not adds(products[begin], products[end]):
+            yield slice(begin, end)
+            begin = end
 
 
 def accumulate(

@@ -18,6 +18,7 @@ from .tiles import (
     accumulate,
     accumulator,
     accumulator_registers,
+    chains,
     decode,
     operand_bytes,
 )
@@ -104,14 +105,8 @@ def _run(team: list[Gang], groups: list[list[Issued]]) -> None:
     if any(len(group) != len(first) for group in groups):
         pc = max(groups, key=len)[0].product.pc
         raise fault(team[0], pc, "divergence", "warps of a group commit different products")
-    i = 0
-    while i < len(first):
-        j = i + 1
-        rows = first[i].product.d_rows
-        while j < len(first) and first[j].product.d_rows == rows and first[j].keep:
-            j += 1
-        _accumulate(team, [group[i:j] for group in groups])
-        i = j
+    for chain in chains(first, lambda a, b: b.keep and a.product.d_rows == b.product.d_rows):
+        _accumulate(team, [group[chain] for group in groups])
 
 
 def _accumulate(team: list[Gang], chains: list[list[Issued]]) -> None:

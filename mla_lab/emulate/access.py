@@ -177,7 +177,7 @@ def ld_global(
 ) -> None:
     """ld.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(out), m, where[0])
-    g.machine.checker.global_read(g, offset, nbytes * len(out), where)
+    g.machine.checker.globals.read(g, offset, nbytes * len(out), where)
     memory, index = g.machine.memory.views[nbytes], offset >> nbytes.bit_length() - 1
     for i, row in enumerate(out):
         row[active] = memory[index + i]
@@ -188,7 +188,7 @@ def st_global(
 ) -> None:
     """st.global; `where` is the instruction and its memory order."""
     offset, active = _global(g, address, nbytes * len(values), m, where[0])
-    g.machine.checker.global_write(g, offset, nbytes * len(values), where)
+    g.machine.checker.globals.write(g, offset, nbytes * len(values), where)
     _one_value(g, offset, values, active, where[0])
     memory, index = g.machine.memory.views[nbytes], offset >> nbytes.bit_length() - 1
     for i, row in enumerate(values):
@@ -200,7 +200,7 @@ def discard(g: Gang, address: Row, m: Mask, pc: int) -> None:
     """discard.global: a line of L2 that need not be written to memory. What a later load of it
     gives is undefined; here all bits are set, which is NaN in every format."""
     offset, _ = _global(g, address, LINE, m, pc)
-    g.machine.checker.global_write(g, offset, LINE, (pc, "weak"))
+    g.machine.checker.globals.write(g, offset, LINE, (pc, "weak"))
     g.machine.memory.views[4][expand(offset, LINE)] = ~np.uint32(0)
     g.machine.progress += 1
 
@@ -231,7 +231,7 @@ def atom(
 ) -> None:
     """atom and red on global memory, thread by thread."""
     offset, _ = _global(g, address, values[0].itemsize, m, where[0])
-    g.machine.checker.atomic(g, offset, values[0].itemsize, where)
+    g.machine.checker.globals.atomic(g, offset, values[0].itemsize, where)
     memory = g.machine.memory.views[values[0].itemsize].view(values[0].dtype)
     threads = g.threads if m is True else m.nonzero()[0]
     for thread, at in zip(threads, offset // values[0].itemsize, strict=True):

@@ -13,8 +13,10 @@ from .gang import Fragment, Gang
 from .machine import CTA, Machine
 from .memory import RESERVED
 from .ptx import Place
+from .rows import CLASSES
 from .tensor_memory import COLUMNS, tensor_memory_of
 from .tiles import swizzle
+from .writer import VIEWS
 
 #: blocks after which a search for a breakpoint gives up
 MOST_BLOCKS = 10_000_000
@@ -106,27 +108,15 @@ class Debugger:
         if name not in rows:
             raise invalid("register", name, "a register of the kernel")
         size, row = rows[name]
-        every: dict[int, dict[str, list[np.ndarray]]] = {
-            1: {"pred": g.P},
-            2: {"u16": g.H, "f16": g.G},
-            4: {"u32": g.U, "s32": g.S, "f32": g.F},
-            8: {"u64": g.D},
-        }
-        views = every[size]
-        if kind not in views:
-            raise invalid("kind", kind, sorted(views))
-        return np.array(views[kind][row])
+        if kind not in VIEWS or CLASSES[kind] != size:
+            raise invalid("kind", kind, sorted(k for k in VIEWS if CLASSES[k] == size))
+        return np.array(getattr(g, VIEWS[kind])[row])
 
     def barriers(self, cta: int = 0) -> list[dict[str, Any]]:
         """State of a CTA's mbarriers."""
+        names = ("phase", "pending", "expected", "bytes")
         return [
-            {
-                "offset": bar.offset - RESERVED,
-                "phase": bar.phase,
-                "pending": bar.pending,
-                "expected": bar.expected,
-                "bytes": bar.bytes,
-            }
+            {"offset": bar.offset - RESERVED, **{name: getattr(bar, name) for name in names}}
             for bar in self.machine.ctas[cta].mbarriers.values()
         ]
 

@@ -38,7 +38,7 @@ class GlobalChecks:
         self.at_fence[g.agent] = mine
 
     def read(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
-        """Threads of a warp read `n` bytes each."""
+        """Threads of a warp read `n` bytes each; `where` is the instruction and its order."""
         pc, order = where
         words = expand(offsets, n)
         self._order(g, words, pc, order, "read")

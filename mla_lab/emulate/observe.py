@@ -154,23 +154,12 @@ class Recorder:
             key = event.cta, event.track
             if key not in tracks:
                 tracks[key] = len(tracks)
-                named = {"name": event.track}
-                found.append({**_meta("thread_name", key[0], tracks[key]), "args": named})
-                found.append(
-                    {**_meta("process_name", key[0], 0), "args": {"name": f"CTA {key[0]}"}}
-                )
-            found.append(
-                {
-                    "ph": "X",
-                    "name": event.name,
-                    "cat": event.kind,
-                    "pid": key[0],
-                    "tid": tracks[key],
-                    "ts": event.begin,
-                    "dur": max(1, event.end - event.begin),
-                    "args": {"place": event.place},
-                }
-            )
+                found.append(_named("thread_name", key[0], tracks[key], event.track))
+                found.append(_named("process_name", key[0], 0, f"CTA {key[0]}"))
+            what = {"ph": "X", "name": event.name, "cat": event.kind}
+            where = {"pid": key[0], "tid": tracks[key]}
+            when = {"ts": event.begin, "dur": max(1, event.end - event.begin)}
+            found.append({**what, **where, **when, "args": {"place": event.place}})
         return {"traceEvents": found, "displayTimeUnit": "ns"}
 
     def write(self, path: Path) -> None:
@@ -178,5 +167,6 @@ class Recorder:
         path.write_text(json.dumps(self.trace()))
 
 
-def _meta(name: str, process: str, track: int) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": process, "tid": track}
+def _named(what: str, process: str, track: int, name: str) -> dict[str, Any]:
+    """The name of a process or a track."""
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": {"name": name}}

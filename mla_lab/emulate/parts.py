@@ -14,7 +14,6 @@ import numpy as np
 
 from .memory import GlobalMemory, SharedMemory
 from .ptx import Kernel, Place
-from .shadow import Shadow
 from .writer import Writer
 
 
@@ -112,7 +111,6 @@ class CheckerLike(Protocol):
     vectors: np.ndarray
     names: dict[int, str]
     places: list[list[int]]
-    shadows: dict[int, Shadow]
 
     def note(
         self, g: Any, pc: int, kind: str, text: str, others: tuple[tuple[str, Place], ...] = ()
@@ -124,6 +122,6 @@ class CheckerLike(Protocol):
 
     def learn(self, g: Any, vector: np.ndarray) -> None: ...
 
-    def unwritten(self, g: Any, writer: np.ndarray, words: Any, pc: int) -> None: ...
-
-    def visible(self, g: Any, shadow: Shadow, words: Any, pc: int, what: str) -> None: ...
+    def product_reads(
+        self, g: Any, cta: CtaLike, operands: list[np.ndarray], pc: int, clock: int
+    ) -> None: ...

@@ -272,7 +272,7 @@ class Checker:
         self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
         vector = self.vectors[g.agent, SEEN]
-        self.unwritten(g, writer, words, pc)
+        self._unwritten(g, writer, words, pc)
         late = when > vector[writer]
         if some(late):
             self._race(g, pc, "read", words, (writer, when, late))
@@ -336,7 +336,7 @@ class Checker:
         first = words.start + i if isinstance(words, slice) else int(words.reshape(-1)[i])
         return 4 * first - 1024
 
-    def unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
+    def _unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
         if some(writer < 0):
             at = self._byte(words, int((writer.reshape(-1) < 0).argmax()))
             text = f"byte {at} of shared memory, which nobody has written, is read"
@@ -363,7 +363,7 @@ class Checker:
 
     # asynchronous units
 
-    def visible(self, g: Gang, shadow: Shadow, words: Any, pc: int, what: str) -> None:
+    def _visible(self, g: Gang, shadow: Shadow, words: Any, pc: int, what: str) -> None:
         """Writes that an asynchronous unit meets must be ordered before it, and fenced."""
         writer, when = shadow.writer[words].reshape(-1), shadow.when[words].reshape(-1)
         late = when > self.vectors[g.agent, FENCED][writer]
@@ -390,30 +390,37 @@ class Checker:
             self.note(g, pc, "proxy fence", text, (self.where(*bar.made),))
         self._ordered_write(g, shadow, words, pc)
         if not generic:
-            self.visible(g, shadow, words, pc, "a copy over it")
+            self._visible(g, shadow, words, pc, "a copy over it")
         shadow.writer[words], shadow.when[words] = bar.agent, self._bar_tick(bar, pc)
         self.exits.uses(g, cta, (bar.agent, bar.phase + 1), pc)
 
     def copy_out(self, g: Gang, cta: CtaLike, words: slice, bar: Mbarrier, pc: int) -> None:
         """A copy that completes on `bar` will read words of a CTA's shared memory."""
-        shadow = self.shadows[id(cta)]
-        self.unwritten(g, shadow.writer[words], words, pc)
-        self.visible(g, shadow, words, pc, "a copy of it")
-        shadow.reads_of(bar.agent)[words] = self._bar_tick(bar, pc)
+        self.unit_reads(g, cta, words, pc, "a copy of it")
+        self.shadows[id(cta)].reads_of(bar.agent)[words] = self._bar_tick(bar, pc)
 
     def product(self, g: Gang, issued: Issued) -> None:
         """A wgmma was issued: it reads shared memory until it is done."""
-        p, shadow = issued.product, self.shadows[id(g.cta)]
-        clock = self.tick(g, p.pc, PRODUCTS)
-        size = ELEMENT_BYTES[p.kind]
+        p, size = issued.product, ELEMENT_BYTES[issued.product.kind]
         operands = [operand_words(issued.b, p.n, p.k, size, p.b_transposed)]
         if isinstance(issued.a, int):
             quarter = g.first // 32 % 4
             operands.append(quarter_words(issued.a, quarter, p.k, size, p.a_transposed))
+        self.product_reads(g, g.cta, operands, p.pc, self.tick(g, p.pc, PRODUCTS))
+
+    def product_reads(
+        self, g: Gang, cta: CtaLike, operands: list[Row], pc: int, clock: int
+    ) -> None:
+        """A product of a warp, at `clock` of its products, reads words of a CTA's shared memory."""
         for words in operands:
-            self.unwritten(g, shadow.writer[words], words, p.pc)
-            self.visible(g, shadow, words, p.pc, "a product")
-            shadow.reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
+            self.unit_reads(g, cta, words, pc, "a product")
+            self.shadows[id(cta)].reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
+
+    def unit_reads(self, g: Gang, cta: CtaLike, words: Any, pc: int, what: str) -> None:
+        """An asynchronous unit reads words that somebody must have written, in order and fenced."""
+        shadow = self.shadows[id(cta)]
+        self._unwritten(g, shadow.writer[words], words, pc)
+        self._visible(g, shadow, words, pc, what)
 
     def wgmma_commit(self, g: Gang) -> None:
         """wgmma.commit_group"""
@@ -454,17 +461,3 @@ class Checker:
         """All copies of a warp count for the arrival that follows."""
         agent = AGENTS * g.agent + COPIES
         self.vectors[g.agent, SEEN, agent] = len(self.places[agent])
-
-    # global memory
-
-    def global_read(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
-        """Threads of a warp read `n` bytes each; `where` is the instruction and its order."""
-        self.globals.read(g, offsets, n, where)
-
-    def global_write(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
-        """Threads of a warp write `n` bytes each."""
-        self.globals.write(g, offsets, n, where)
-
-    def atomic(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
-        """atom and red of `n` bytes each."""
-        self.globals.atomic(g, offsets, n, where)

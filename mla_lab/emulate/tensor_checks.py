@@ -131,7 +131,8 @@ class TensorChecks:
                 checker.note(
                     g, pc, "tensor memory", f"CTA {cta.name} has exited; a product uses it"
                 )
-            self._operands(g, cta, issued, clock)
+            operands = [operand_words(*operand) for operand in issued.operands()]
+            checker.product_reads(g, cta, operands, pc, clock)
             shadow = self._shadow(cta)
             for part in issued.parts():
                 lanes = np.arange(LANES)[part.lanes]
@@ -143,15 +144,6 @@ class TensorChecks:
                     self._unwritten(g, shadow, words, pc, "added to")
                 self._write(g, cta, words, pc, "product", agent)
                 shadow.writer[words], shadow.when[words] = agent, clock
-
-    def _operands(self, g: Gang, cta: CtaLike, issued: Issued, clock: int) -> None:
-        checker, pc = self.checker, issued.multiply.pc
-        shadow = checker.shadows[id(cta)]
-        for operand in issued.operands():
-            words = operand_words(*operand)
-            checker.unwritten(g, shadow.writer[words], words, pc)
-            checker.visible(g, shadow, words, pc, "a product")
-            shadow.reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
 
     def committed(self, g: Gang) -> Row:
         """tcgen05.commit: what its barriers' waiters will have seen."""

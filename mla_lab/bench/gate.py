@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 
 from ..core.errors import invalid
-from .records import Row, results
+from .records import Row, grouped, pair_of, results
 
 #: a smaller change is never a verdict: reruns differ by 0.6 % in the median, 1.9 % at the
 #: 90th percentile (H200, 2026-11-20)
@@ -84,11 +84,8 @@ def geometric_mean_change(verdicts: Iterable[Verdict]) -> float | None:
 
 
 def _by_pair(rows: Iterable[Row], peers: Sequence[str]) -> dict[tuple[str, str], list[Row]]:
-    pairs: dict[tuple[str, str], list[Row]] = {}
-    for row in results(rows):
-        if not peers or row["peer"] in peers:
-            pairs.setdefault((row["case"], row["peer"]), []).append(row)
-    return pairs
+    chosen = (row for row in results(rows) if not peers or row["peer"] in peers)
+    return grouped(chosen, pair_of)
 
 
 def _ok(rows: Sequence[Row]) -> list[Row]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core import files
 from ..core.errors import InvalidInput, invalid
@@ -54,6 +54,8 @@ PROBLEM: files.Keys = {
 MEASURED: files.Keys = {"us": (int, float), "rounds": dict}
 
 Row = dict[str, Any]
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -192,22 +194,35 @@ def results(rows: Iterable[Row], status: str | None = None) -> list[Row]:
     return [row for row in last.values() if status in (None, row["status"])]
 
 
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Rows by their keys, in the order of each key's first row."""
+    found: dict[K, list[T]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def pair_of(row: Row) -> tuple[str, str]:
+    """Case and peer of a result row."""
+    return row["case"], row["peer"]
+
+
+def _parts(rows: Iterable[Row]) -> dict[tuple[str, str], list[float]]:
+    """(case, peer) -> us of each part of a run."""
+    by_pair = grouped(results(rows, "ok"), pair_of)
+    return {pair: [row["us"] for row in parts] for pair, parts in by_pair.items()}
+
+
 def medians(rows: Iterable[Row]) -> dict[tuple[str, str], float]:
     """(case, peer) -> us: the median over the parts of a run of each part's median."""
-    parts: dict[tuple[str, str], list[float]] = {}
-    for row in results(rows, "ok"):
-        parts.setdefault((row["case"], row["peer"]), []).append(row["us"])
-    return {pair: median(values) for pair, values in parts.items()}
+    return {pair: median(values) for pair, values in _parts(rows).items()}
 
 
 def rerun_spread(rows: Iterable[Row]) -> dict[str, float] | None:
     """Spread of the parts of a run, |a - b| / mean: median, 90th percentile, largest."""
-    parts: dict[tuple[str, str], list[float]] = {}
-    for row in results(rows, "ok"):
-        parts.setdefault((row["case"], row["peer"]), []).append(row["us"])
     spreads = sorted(
         (max(values) - min(values)) / (sum(values) / len(values))
-        for values in parts.values()
+        for values in _parts(rows).values()
         if len(values) > 1
     )
     if not spreads:

@@ -8,7 +8,7 @@ from statistics import median
 from ..core.errors import invalid
 from ..core.markdown import markdown_table
 from .gate import Verdict, geometric_mean_change, passes
-from .records import Row, medians, rerun_spread, results
+from .records import Row, grouped, medians, rerun_spread, results
 from .rotation import rotation_words
 
 #: column of our kernels, with which peers are compared
@@ -112,16 +112,13 @@ def short_table(rows: Sequence[Row]) -> str:
     """us of the cases of `SHORT`: ours and the public kernels, alone and in a step. Raises
     InvalidInput for a record without any of them.
     """
-    us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
+    us = all_times(rows)
     cases = [case for case in SHORT if case in us]
     if not cases:
         raise invalid("record", "none of the cases of the short table", SHORT)
-    for case, value in first.items():
-        us[case][FIRST] = value
-    for case, times in step.items():
-        us[case].update(times)
-    beside = (IN_STEP, PUBLIC_IN_STEP) if step else ()
-    names = (OURS, *([FIRST] if first else []), *PUBLIC, *beside)
+    have = {name for times in us.values() for name in times}
+    beside = (IN_STEP, PUBLIC_IN_STEP) if have & {IN_STEP, PUBLIC_IN_STEP} else ()
+    names = (OURS, *([FIRST] if FIRST in have else []), *PUBLIC, *beside)
     return markdown_table(
         ("case", *(f"{name} us:" for name in names)),
         ((case, *(_cell(us[case].get(name)) for name in names)) for case in cases),
@@ -132,25 +129,38 @@ def times_table(rows: Sequence[Row], family: str) -> str:
     """us of every case of a family by peer, and of our call as a step's first layer and between
     other kernels of a step where these were timed; the ratios are best public over ours.
     """
-    us, first, step = best_times(rows), first_layer_times(rows), step_times(rows)
+    us = all_times(rows)
     have = {name for times in us.values() for name in times}
+    in_step = have & {IN_STEP, PUBLIC_IN_STEP}
     shown = [name for name in columns(rows) if name in have]
-    shown += sorted(have.difference(shown, (FIRST, IN_STEP, PUBLIC_IN_STEP)))  # by their own names
-    if first:
+    shown += sorted(have - {*shown, FIRST, *in_step})  # by their own names
+    if FIRST in have:
         shown.insert(1, FIRST)
     lines = []
     for case in _cases(rows, family):
-        times = {**us[case], **({FIRST: first[case]} if case in first else {})}
+        times = us[case]
         public = [times[name] for name in PUBLIC if name in times]
         cells = [*(_cell(times.get(name)) for name in shown)]
         cells.append(f"{min(public) / times[OURS]:.2f}" if public and OURS in times else "")
-        if step:
-            ours, best = (step.get(case, {}).get(name) for name in (IN_STEP, PUBLIC_IN_STEP))
+        if in_step:
+            ours, best = times.get(IN_STEP), times.get(PUBLIC_IN_STEP)
             cells += [_cell(ours), f"{best / ours:.2f}" if best and ours else ""]
         lines.append((case, *cells))
     names = ["case", *(f"{name} us:" for name in shown), "best public / ours:"]
-    names += [f"{IN_STEP} us:", "the same ratio, in a step:"] if step else []
+    names += [f"{IN_STEP} us:", "the same ratio, in a step:"] if in_step else []
     return markdown_table(names, lines)
+
+
+def all_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """`best_times`, with our call as a step's first layer and what calls add to a step, where these
+    were timed.
+    """
+    us = best_times(rows)
+    for case, value in first_layer_times(rows).items():
+        us[case][FIRST] = value
+    for case, times in step_times(rows).items():
+        us[case].update(times)
+    return us
 
 
 def step_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -169,11 +179,9 @@ def step_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def first_layer_times(rows: Sequence[Row]) -> dict[str, float]:
     """case -> us of our headline's call where its lengths are not those of the launch before."""
     own = find_headline(rows)
-    times: dict[str, list[float]] = {}
-    for row in results(rows, "ok"):
-        if row["peer"] == own and "us_first_layer" in row:
-            times.setdefault(row["case"], []).append(row["us_first_layer"])
-    return {case: median(values) for case, values in times.items()}
+    timed = (r for r in results(rows, "ok") if r["peer"] == own and "us_first_layer" in r)
+    by_case = grouped(timed, _case).items()
+    return {case: median(row["us_first_layer"] for row in parts) for case, parts in by_case}
 
 
 def own_table(rows: Sequence[Row]) -> str:
@@ -193,12 +201,10 @@ def own_table(rows: Sequence[Row]) -> str:
 def rates_table(rows: Sequence[Row], family: str) -> str:
     """us, TFLOP/s, TB/s and relative error of our headline call, case by case: of several parts
     those of the median time."""
-    own, parts = find_headline(rows), dict[str, list[Row]]()
-    for row in results(rows, "ok"):
-        if row["peer"] == own and row["family"] == family:
-            parts.setdefault(row["case"], []).append(row)
+    own = find_headline(rows)
+    ours = (r for r in results(rows, "ok") if r["peer"] == own and r["family"] == family)
     lines = []
-    for case, measured in parts.items():
+    for case, measured in grouped(ours, _case).items():
         row = sorted(measured, key=lambda row: row["us"])[len(measured) // 2]
         planned = _cell(row.get("us_with_plan"))
         rates = (f"{row['tflops']:.0f}", f"{row['tbps']:.2f}", f"{row['rel_error']:.1e}")
@@ -316,6 +322,10 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "method": method_note,
     "refusals": refusals_table,
 }
+
+
+def _case(row: Row) -> str:
+    return str(row["case"])
 
 
 def _cases(rows: Sequence[Row], family: str) -> list[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import geometric_mean as mean
 
-from ..bench.records import Row, problem_of, results
+from ..bench.records import Row, grouped, problem_of, results
 from ..bench.report import headline
 from ..core.markdown import markdown_table
 
@@ -51,11 +51,7 @@ def _lines(
     rows: Iterable[Row], us: dict[str, float], batches: Sequence[int], named: bool
 ) -> Iterator[tuple[object, ...]]:
     """Lines of dense calls, or of sparse ones, which say so; with the kernel where rows name it."""
-    groups: dict[tuple[int, int, str], list[Row]] = {}
-    for row in rows:
-        p = problem_of(row)
-        key = (p.heads, max(p.q_lens), FORMATS[p.q_dtype, p.kv_format])
-        groups.setdefault(key, []).append(row)
+    groups = grouped(rows, _line_of)
     for heads, q_len, formats in sorted(groups, key=lambda k: (k[0], k[1], _order(k[2]))):
         own = groups[heads, q_len, formats]
         cells = {problem_of(row).batch: _cell(row, us) for row in own}
@@ -66,6 +62,12 @@ def _lines(
         largest = max(own, key=lambda row: problem_of(row).batch)
         times = (cells.get(batch, "") for batch in batches)
         yield what, heads, *([_kernel(largest)] if named else []), f"{worst:.1e}", *times
+
+
+def _line_of(row: Row) -> tuple[int, int, str]:
+    """What the calls of a line have in common: heads, query tokens, formats."""
+    p = problem_of(row)
+    return p.heads, max(p.q_lens), FORMATS[p.q_dtype, p.kv_format]
 
 
 def _order(formats: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from ..bench.records import Row, medians, problem_of, read, results
+from ..bench.records import Row, grouped, medians, problem_of, read, results
 from ..bench.report import headline, origin
 from ..core.errors import invalid
 from ..core.markdown import markdown_table
@@ -101,11 +101,8 @@ def uniform() -> str:
     """A line for each trace and number of heads: the mean and the worst of its steps, of the record
     in `data/`."""
     rows = list(read(data_dir() / UNIFORM))
-    groups: dict[tuple[str, int], list[Step]] = {}
-    for step in steps(rows):
-        groups.setdefault((step.trace, step.heads), []).append(step)
     lines = []
-    for (trace, heads), group in groups.items():
+    for (trace, heads), group in grouped(steps(rows), lambda s: (s.trace, s.heads)).items():
         worst = max(group, key=lambda step: step.ratio)
         mean = geometric_mean(step.ratio for step in group)
         lines.append((trace, heads, len(group), f"{mean:.3f}", f"{worst.ratio:.3f}", worst))

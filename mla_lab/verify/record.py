@@ -186,21 +186,26 @@ def guarded(run: Callable[[], Outcome]) -> Outcome:
         return Outcome("failed", reason=f"{type(error).__name__}: {error}"[:300])
 
 
+def cases_of(rows: Iterable[Row]) -> list[Row]:
+    """Case rows of a record."""
+    return [row for row in rows if row["kind"] == "case"]
+
+
 def summary(rows: Iterable[Row]) -> str:
     """How many cases had each outcome."""
-    counts = Counter(row["status"] for row in rows if row["kind"] == "case")
+    counts = Counter(row["status"] for row in cases_of(rows))
     return ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
 
 
 def failed(rows: Iterable[Row]) -> bool:
     """Whether a case is wrong or failed, or none is ok; a refusal is neither."""
-    found = {row["status"] for row in rows if row["kind"] == "case"}
+    found = {row["status"] for row in cases_of(rows)}
     return "ok" not in found or not found.isdisjoint(("wrong", "failed"))
 
 
 def not_ok(rows: Iterable[Row]) -> bool:
     """Whether a case is not "ok"."""
-    return any(row["status"] != "ok" for row in rows if row["kind"] == "case")
+    return any(row["status"] != "ok" for row in cases_of(rows))
 
 
 def _tell(progress: Progress, name: str, outcome: Outcome) -> None:

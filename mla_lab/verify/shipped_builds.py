@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from ..bench.records import grouped
 from ..core.errors import BuildError
 from ..core.markdown import markdown_table
 from ..core.resources import data_dir
@@ -138,11 +139,9 @@ def _compilers(kernel: str) -> dict[str, str | None] | None:
 def table(rows: Sequence[Row]) -> str:
     """Kernel by kernel: builds, registers, machine code, and how many have a stack."""
     head, cases = rows[0], rows[1:]
-    by_kernel: dict[str, list[Row]] = {}
     kernels = {config.name(): config.kernel for config in shipped(ARCH)}
-    for each in cases:
-        if each["name"] in kernels:
-            by_kernel.setdefault(kernels[each["name"]], []).append(each)
+    known = (each for each in cases if each["name"] in kernels)
+    by_kernel = grouped(known, lambda each: kernels[each["name"]])
     lines = [(name, *_figures(group)) for name, group in by_kernel.items()]
     names = ("kernel", "builds:", "registers:", "machine code, B:", "with a stack:", "stack, B:")
     return f"{made_of(head)}.\n\n{markdown_table(names, lines)}"

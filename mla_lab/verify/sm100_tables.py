@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from ..core.markdown import markdown_table
 from ..core.resources import data_dir
-from .record import Row, read
+from .record import Row, cases_of, read
 from .sm100_lists import feature_runs, published_runs
 
 
 def _rows(name: str) -> list[Row]:
-    return [row for row in read(data_dir() / "records" / f"{name}.jsonl") if row["kind"] == "case"]
+    return cases_of(read(data_dir() / "records" / f"{name}.jsonl"))
 
 
 def _minutes(rows: list[Row]) -> float:

@@ -32,7 +32,7 @@ from ..core.revision import Revision
 from ..reference.inputs import make_inputs
 from .cases import CARD_WORKSPACE_BYTES, FORMATS
 from .check import Outcome, judge, taken
-from .record import Progress, Row, head_row, not_ok, read, write
+from .record import Progress, Row, cases_of, head_row, not_ok, read, write
 
 STREAMS = 2
 #: steps of a session
@@ -160,20 +160,15 @@ def added(
         raise invalid("record", f"{path} of another command", "one that `verify soak` wrote")
     for row in rows:
         files.check(row, KEYS[row["kind"] == "case"], f"record {path}, {row['kind']}")
-    runs = len(cases(rows))
+    runs = len(cases_of(rows))
     rows += run(device, seconds, progress, runs + 1 if seed is None else seed)
     write(path, rows)
     return rows
 
 
-def cases(rows: Sequence[Row]) -> list[Row]:
-    """The counts of each run of a record."""
-    return [row for row in rows if row["kind"] == "case"]
-
-
 def summary(rows: Sequence[Row]) -> str:
     """One paragraph: device time, calls, results checked, wrong ones, memory."""
-    found, heads = cases(rows), [row["environment"] for row in rows if row["kind"] == "run"]
+    found, heads = cases_of(rows), [row["environment"] for row in rows if row["kind"] == "run"]
     count = {name: sum(row[name] for row in found) for name in COUNTS}
     seconds, sessions = (sum(row[name] for row in found) for name in ("seconds", "sessions"))
     backends: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from ..core.markdown import markdown_table
 from . import cuda_archs, emulated_lse, emulator_tables, kinds, planted_tables, shipped_builds, soak
 from .cases import FACTORS, FORMATS, features_of, uses, whole
 from .pairwise import pairs_of
-from .record import Row, table_of
+from .record import Row, cases_of, table_of
 
 #: names of features in the order of the tables
 FEATURES = tuple(uses({}))
@@ -28,7 +28,7 @@ MOST_REASONS = 24
 
 def formats_table(rows: Sequence[Row]) -> str:
     """Features by formats of query, cache and out."""
-    lines, found = [], cases(rows)
+    lines, found = [], cases_of(rows)
     for feature in ("any", *features_in(found)):
         having = [row for row in found if feature == "any" or feature in features_of(row["case"])]
         cells = [cell(row for row in having if row["case"]["format"] == name) for name in FORMATS]
@@ -38,9 +38,9 @@ def formats_table(rows: Sequence[Row]) -> str:
 
 def pairs_table(rows: Sequence[Row]) -> str:
     """Features by features."""
-    features = features_in(cases(rows))
+    features = features_in(cases_of(rows))
     lines = []
-    used = [(set(features_of(row["case"])), row) for row in cases(rows)]
+    used = [(set(features_of(row["case"])), row) for row in cases_of(rows)]
     for number, feature in enumerate(features[:-1]):
         cells = [
             cell(row for have, row in used if {feature, other} <= have) if place > number else ""
@@ -58,7 +58,7 @@ def features_in(found: Sequence[Row]) -> list[str]:
 
 def shapes_note(rows: Sequence[Row]) -> str:
     """One paragraph: how many cases, over what, and where."""
-    found = cases(rows)
+    found = cases_of(rows)
     choices = len(factors_in(found))
     levels = {name: list(FACTORS[name]) for name in ("q_len", "heads", "page_size")}
     worst = max((row["rel_error"] for row in found if row["case"]["format"] == "bf16"), default=0.0)
@@ -77,8 +77,8 @@ def shapes_note(rows: Sequence[Row]) -> str:
 def published_note(rows: Sequence[Row]) -> str:
     """Of the 396 published configurations, the count of each dtype that passed, or the reasons."""
     lines = []
-    for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases(rows)):
-        own = [row for row in cases(rows) if row["case"]["dtype"] == dtype]
+    for dtype in dict.fromkeys(row["case"]["dtype"] for row in cases_of(rows)):
+        own = [row for row in cases_of(rows) if row["case"]["dtype"] == dtype]
         passed = [row for row in own if row["status"] == "ok"]
         line = f"{dtype}: {len(passed)} of {len(own)} passed"
         if passed:
@@ -92,7 +92,7 @@ def published_note(rows: Sequence[Row]) -> str:
 def dropin_note(rows: Sequence[Row]) -> str:
     """One paragraph: how many of FlashInfer's tests passed."""
     head = next(row for row in rows if row["kind"] == "run")
-    found = cases(rows)
+    found = cases_of(rows)
     counts = Counter(row["status"] for row in found)
     passed = [row for row in found if row["status"] == "passed"]
     by_torch = sum("torch" in row["backends"] for row in passed)
@@ -109,7 +109,7 @@ def dropin_note(rows: Sequence[Row]) -> str:
 def dropin_tests(rows: Sequence[Row]) -> str:
     """FlashInfer's tests by name: present, passed, failed, skipped."""
     head = next(row for row in rows if row["kind"] == "run")
-    found = cases(rows)
+    found = cases_of(rows)
     there = {name.split("::")[1]: count for name, count in head["parametrisations"].items()}
     lines = []
     for test in sorted({row["test"] for row in found}):
@@ -125,7 +125,7 @@ def dropin_tests(rows: Sequence[Row]) -> str:
 def flash_mla_tests(rows: Sequence[Row]) -> str:
     """FlashMLA's tests of decoding by name: present, run, and how they ended, with reasons."""
     head = next(row for row in rows if row["kind"] == "run")
-    found = cases(rows)
+    found = cases_of(rows)
     lines = []
     for test, count in head["there"].items():
         by = Counter(row["status"] for row in found if row["test"] == test)
@@ -145,7 +145,7 @@ def dropin_reasons(rows: Sequence[Row]) -> str:
     """Reasons why tests failed or were skipped, without the numbers in them."""
     lines: list[tuple[object, ...]] = []
     for status in ("failed", "skipped"):
-        why = reasons([row for row in cases(rows) if row["status"] == status])
+        why = reasons([row for row in cases_of(rows) if row["status"] == status])
         lines += [(status, *line) for line in why.items()]
     return markdown_table(("", "why", ":"), lines)
 
@@ -154,7 +154,7 @@ def costs_table(rows: Sequence[Row]) -> str:
     """Time of calls with a feature by time without, over the shapes that were timed."""
     lines: list[list[object]] = []
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in cases(rows):
+    for row in cases_of(rows):
         groups.setdefault((row["feature"], row["inputs"]), []).append(row)
         for name, words in (
             ("control", "{beside} beside itself"),
@@ -184,7 +184,7 @@ def costs_table(rows: Sequence[Row]) -> str:
 
 def sanitizer_note(rows: Sequence[Row]) -> str:
     """One paragraph: the tools, the calls and the findings."""
-    found = cases(rows)
+    found = cases_of(rows)
     head = next(row for row in rows if row["kind"] == "run")
     tools = {}
     for tool in dict.fromkeys(row["tool"] for row in found):
@@ -208,7 +208,7 @@ def rounding_table(rows: Sequence[Row]) -> str:
     from .rounding import worst_of
 
     lines = []
-    found = [row for row in cases(rows) if row["status"] != "refused"]
+    found = [row for row in cases_of(rows) if row["status"] != "refused"]
     lse = worst_of(found, "lse_error")
     for key, times in worst_of(found).items():
         query, cache, kernel, beyond = key
@@ -253,11 +253,6 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
 def made(name: str) -> str:
     """The table `name` of `TABLES`, from its record in `data/`."""
     return table_of(*TABLES[name])
-
-
-def cases(rows: Sequence[Row]) -> list[Row]:
-    """Case rows of a record."""
-    return [row for row in rows if row["kind"] == "case"]
 
 
 def cell(rows: Iterable[Row]) -> str:

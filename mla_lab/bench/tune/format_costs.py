@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...plan import KernelCosts
 from ...plan.kernel_costs import recorded_costs, recorded_formats
+from ..records import grouped
 from . import fitting
 from .fitting import Launch, Quality
 
@@ -21,11 +22,12 @@ Formats = tuple[str, str]
 
 def by_formats(found: Iterable[Launch]) -> dict[Formats, list[Launch]]:
     """Launches by (query, cache)."""
-    dealt: dict[Formats, list[Launch]] = {}
-    for launch in found:
-        problem = launch.measured.plan.problem
-        dealt.setdefault((problem.q_dtype, problem.kv_format), []).append(launch)
-    return dealt
+    return grouped(found, _formats_of)
+
+
+def _formats_of(launch: Launch) -> Formats:
+    problem = launch.measured.plan.problem
+    return problem.q_dtype, problem.kv_format
 
 
 def start_of(found: Sequence[Launch]) -> list[KernelCosts]:

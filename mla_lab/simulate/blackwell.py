@@ -23,6 +23,7 @@ from heapq import heapreplace
 import numpy as np
 
 from ..bench.cases import Case, blackwell_twins
+from ..core.dims import LATENT_DIM, ROPE_DIM
 from ..core.gpu import Gpu
 from ..core.markdown import markdown_table
 from ..core.problem import Problem
@@ -104,11 +105,12 @@ def in_order(blocks: Sequence[int], workers: int) -> int:
 MATRIX_FLOP, EXPONENTIALS, SHARED_BYTES = 8192, 16, 128
 
 
-def counts_table(head: int = 576, latent: int = 512) -> str:
+def counts_table() -> str:
     """What one SM of a pair does in a block of 128 rows and 128 tokens, Markdown: clocks of the
     unit that each work keeps busy.
     """
-    rows, columns = TILE_ROWS // 2, latent // 2
+    rows, head, latent = TILE_ROWS // 2, LATENT_DIM + ROPE_DIM, LATENT_DIM
+    columns = latent // 2
     flop = 2 * rows * TILE_KV * (head + latent)
     keys, values = TILE_KV // 2 * head, TILE_KV * columns
     lines = []

@@ -11,7 +11,6 @@ launch, see `work`), independent of how the rate changes in between.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,26 +23,11 @@ from .work import Work
 LL_MERGE = 3
 
 
-@dataclass
-class _Run:
-    """State of one simulation while it runs."""
-
-    time: float = 0.0
-    progress: float = 0.0
-    #: (time, order, kind, worker) and (progress at the end, order, worker)
-    timed: list[tuple[float, int, str, int]] = field(default_factory=list)
-    loops: list[tuple[float, int, int]] = field(default_factory=list)
-    order: int = 0
-    #: HBM and L2 bytes (MB) of a step, summed over the tiles in their mainloop
-    hbm: float = 0.0
-    l2: float = 0.0
-
-
 class Engine:
     """One launch of a plan: `go` returns its events."""
 
     def __init__(self, plan: Plan, constants: Constants, cluster: int, fused_merge: bool) -> None:
-        self.plan, self.c, self.fused = plan, constants, fused_merge
+        self.c, self.fused = constants, fused_merge
         self.work = Work(plan, constants, cluster)
         self.cluster = cluster
         self.ll = plan.config is not None and plan.config.option("fused_merge") == LL_MERGE
@@ -60,35 +44,39 @@ class Engine:
         #: traffic of the tile that a worker attends
         self.traffic = [(0.0, 0.0)] * plan.num_workers
         self.events: list[Event] = []
-        self.run = _Run()
+        self.time = self.progress = 0.0
+        #: (time, order, kind, worker) and (progress at the end, order, worker)
+        self.timed: list[tuple[float, int, str, int]] = []
+        self.loops: list[tuple[float, int, int]] = []
+        self.order = 0
+        #: HBM and L2 bytes (MB) of a step, summed over the tiles in their mainloop
+        self.hbm = self.l2 = 0.0
+        #: workers without a lane yet, next one last
+        self.queue = list(range(plan.num_workers))[::-1]
 
     # -- events ------------------------------------------------------------------------------
     def later(self, delay: float, kind: str, worker: int) -> None:
-        run = self.run
-        run.order += 1
-        heapq.heappush(run.timed, (run.time + delay, run.order, kind, worker))
+        self.order += 1
+        heapq.heappush(self.timed, (self.time + delay, self.order, kind, worker))
 
     def span(self, worker: int, role: str, tile: int) -> None:
         """Closes a span that began at `since[worker]`: the next one begins now."""
-        run = self.run
-        self.events.append(
-            Event(self.lane[worker], worker, role, self.since[worker], run.time, tile)
-        )
-        self.since[worker] = run.time
+        begin = self.since[worker]
+        self.events.append(Event(self.lane[worker], worker, role, begin, self.time, tile))
+        self.since[worker] = self.time
 
     def demand(self, worker: int, sign: int) -> None:
         """Add or remove the memory traffic per step of a worker's tile."""
-        run, (hbm, l2) = self.run, self.traffic[worker]
-        run.hbm = max(0.0, run.hbm + sign * hbm)
-        run.l2 = max(0.0, run.l2 + sign * l2)
+        hbm, l2 = self.traffic[worker]
+        self.hbm = max(0.0, self.hbm + sign * hbm)
+        self.l2 = max(0.0, self.l2 + sign * l2)
 
     def place(self, worker: int, lane: int) -> None:
         self.lane[worker] = lane
-        self.since[worker] = self.run.time
+        self.since[worker] = self.time
         self.later(self.c.setup_us, "setup", worker)
 
     def attend(self, worker: int) -> None:
-        run = self.run
         tile = self.tiles[self.at[worker]]
         if not self.work.blocks(tile):
             self.later(0.0, "attended", worker)
@@ -96,8 +84,8 @@ class Engine:
         steps = self.work.steps(tile)
         self.traffic[worker] = self.work.traffic(tile, steps)
         self.demand(worker, +1)
-        run.order += 1
-        heapq.heappush(run.loops, (run.progress + steps, run.order, worker))
+        self.order += 1
+        heapq.heappush(self.loops, (self.progress + steps, self.order, worker))
 
     def handle(self, kind: str, worker: int) -> None:
         if kind == "setup":
@@ -141,7 +129,7 @@ class Engine:
             return
         tile = self.tiles[self.owed[worker][-1]]
         if self.arrived[tile[7]] == tile[5]:
-            self.since[worker] = self.run.time
+            self.since[worker] = self.time
             self.later(self.work.merge_us(self.ll), "merged", worker)
         else:
             self.waiting[tile[7]].append(worker)
@@ -153,25 +141,20 @@ class Engine:
 
     def go(self) -> list[Event]:
         """Run until no event is left."""
-        lanes = self.c.lanes(self.cluster)
-        run = self.run
-        run.time = self.c.launch_us
-        workers = list(range(self.plan.num_workers))
-        #: workers without a lane yet, next one last
-        self.queue = workers[lanes:][::-1]
-        for worker in workers[:lanes]:
-            self.place(worker, worker)
-        while run.timed or run.loops:
-            rate = self.work.rate(run.hbm, run.l2) if run.loops else 0.0
-            ends = run.time + (run.loops[0][0] - run.progress) / rate if run.loops else np.inf
-            if run.timed and run.timed[0][0] <= ends:
-                when, _, kind, worker = heapq.heappop(run.timed)
-                run.progress += (when - run.time) * rate if run.loops else 0.0
-                run.time = when
+        self.time = self.c.launch_us
+        for lane in range(min(self.c.lanes(self.cluster), len(self.queue))):
+            self.place(self.queue.pop(), lane)
+        while self.timed or self.loops:
+            rate = self.work.rate(self.hbm, self.l2) if self.loops else 0.0
+            ends = self.time + (self.loops[0][0] - self.progress) / rate if self.loops else np.inf
+            if self.timed and self.timed[0][0] <= ends:
+                when, _, kind, worker = heapq.heappop(self.timed)
+                self.progress += (when - self.time) * rate if self.loops else 0.0
+                self.time = when
                 self.handle(kind, worker)
             else:
-                goal, _, worker = heapq.heappop(run.loops)
-                run.time, run.progress = ends, goal
+                goal, _, worker = heapq.heappop(self.loops)
+                self.time, self.progress = ends, goal
                 self.demand(worker, -1)
                 self.handle("attended", worker)
         return self.events

@@ -22,6 +22,7 @@ from .timeline import Event, Timeline
 
 #: blocks after which a loop counts as in steady state
 WARM_BLOCKS = 24
+ROLES = ("load", "qk", "softmax", "pv")
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Start and end of each role for each block, clocks, arrays [blocks]; `free`: release."""
+    """Starts and ends of each role, clocks [2, blocks]; `free`: releases of stages [blocks]."""
 
-    load: tuple[np.ndarray, np.ndarray]
-    qk: tuple[np.ndarray, np.ndarray]
-    softmax: tuple[np.ndarray, np.ndarray]
-    pv: tuple[np.ndarray, np.ndarray]
+    load: np.ndarray
+    qk: np.ndarray
+    softmax: np.ndarray
+    pv: np.ndarray
     free: np.ndarray
 
     def steady(self) -> float:
@@ -86,38 +87,34 @@ class Spans:
     def timeline(self, us_per_clock: float) -> Timeline:
         """The spans as a `Timeline` with one lane a role."""
         events = []
-        for lane, role in enumerate(("load", "qk", "softmax", "pv")):
-            start, end = getattr(self, role)
-            events += [
-                Event(lane, 0, role, s * us_per_clock, e * us_per_clock, i)
-                for i, (s, e) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
-            ]
+        for lane, role in enumerate(ROLES):
+            us = getattr(self, role).T * us_per_clock
+            events += [Event(lane, 0, role, a, b, i) for i, (a, b) in enumerate(us.tolist())]
         return Timeline.from_events(events, lanes=4)
 
 
 def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
-    """Spans of `num_blocks` blocks; every wait is one `max` below."""
+    """Spans of `num_blocks` blocks; every wait is the one `max` below."""
     if num_blocks < 1:
         raise invalid("num_blocks", num_blocks, "1 or more")
     n, p = num_blocks, pipeline
-    spans = {role: (np.zeros(n), np.zeros(n)) for role in ("load", "qk", "softmax", "pv")}
+    spans = {role: np.zeros((2, n)) for role in ROLES}
     free = np.zeros(n)
-    loader = matrix = softmax = 0.0
+    #: when each unit is done with its last block
+    done = dict.fromkeys(("copy engine", "tensor cores", "softmax warps"), 0.0)
+
+    def run(role: str, i: int, unit: str, after: float, clocks: float) -> None:
+        start = max(done[unit], after)
+        done[unit] = start + clocks
+        spans[role][:, i] = start, done[unit]
 
     def load(i: int) -> None:
-        nonlocal loader
-        start = max(loader, free[i - p.stages]) if i >= p.stages else loader
-        loader = start + p.load
-        spans["load"][0][i], spans["load"][1][i] = start, loader + p.latency
+        run("load", i, "copy engine", free[i - p.stages] if i >= p.stages else 0.0, p.load)
+        spans["load"][1, i] += p.latency
 
     def score(i: int) -> None:
-        nonlocal matrix, softmax
-        start = max(matrix, spans["load"][1][i])
-        matrix = start + p.qk
-        spans["qk"][0][i], spans["qk"][1][i] = start, matrix
-        begin = max(softmax, matrix)
-        softmax = begin + p.softmax
-        spans["softmax"][0][i], spans["softmax"][1][i] = begin, softmax
+        run("qk", i, "tensor cores", spans["load"][1, i], p.qk)
+        run("softmax", i, "softmax warps", done["tensor cores"], p.softmax)
 
     for i in range(min(p.stages, n)):
         load(i)
@@ -126,13 +123,11 @@ def run_pipeline(pipeline: Pipeline, num_blocks: int) -> Spans:
     for i in range(n):
         if i + p.lookahead < n:
             score(i + p.lookahead)
-        start = max(matrix, spans["softmax"][1][i])
-        matrix = start + p.pv
-        spans["pv"][0][i], spans["pv"][1][i] = start, matrix
-        free[i] = matrix + p.release
+        run("pv", i, "tensor cores", spans["softmax"][1, i], p.pv)
+        free[i] = done["tensor cores"] + p.release
         if i + p.stages < n:
             load(i + p.stages)
-    return Spans(spans["load"], spans["qk"], spans["softmax"], spans["pv"], free)
+    return Spans(**spans, free=free)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def write(fitted: Fitted, path: Path) -> None:
     """Write fitted constants and their origin."""
     values = {
         "origin": fitted.origin,
-        "constants": {k: _plain(c) for k, c in fitted.constants.items()},
+        "constants": {k: vars(c) for k, c in fitted.constants.items()},
         "held_out": {
             name: {k: _changes(c, fitted.constants[k]) for k, c in constants.items()}
             for name, constants in fitted.held_out.items()
@@ -94,14 +94,10 @@ def error_table(judgements: tuple[Judgement, ...] | list[Judgement]) -> str:
     return markdown_table(("held out", "cases:", *errors), lines) + "\n"
 
 
-def _plain(constants: Constants) -> dict[str, Any]:
-    return {f.name: getattr(constants, f.name) for f in fields(constants)}
-
-
 def _changes(constants: Constants, base: Constants) -> dict[str, Any]:
     """The fields that differ from `base`."""
-    plain, known = _plain(constants), _plain(base)
-    return {name: value for name, value in plain.items() if value != known[name]}
+    known = vars(base)
+    return {name: value for name, value in vars(constants).items() if value != known[name]}
 
 
 def _constants(values: dict[str, Any]) -> Constants:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from fnmatch import fnmatchcase
+from functools import cache
 
-#: class -> what the opcode begins with; the longest beginning that matches counts
+#: class -> what the opcode begins with, "?" any one letter; the longest that matches counts
 SASS_CLASSES: dict[str, tuple[str, ...]] = {
     "matrix": ("HGMMA", "QGMMA", "IGMMA", "BGMMA", "UTC?MMA", "HMMA", "QMMA", "OMMA", "IMMA"),
     "tma": ("UTMA", "UBLK", "UBLKPF"),
@@ -77,40 +79,28 @@ _ENTRY = re.compile(r"\.entry\s+(\S+?)\s*\(")
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?:\s[^;]*)?;")
 
 
-def _pattern(classes: dict[str, tuple[str, ...]]) -> re.Pattern[str]:
-    """One alternation with a group a class and prefix, long prefixes first: REDUX is no RED. "?" in
-    a prefix is any one letter.
-    """
-    prefixes = [(prefix, i) for i, own in enumerate(classes.values()) for prefix in own]
-    prefixes.sort(key=lambda pair: -len(pair[0]))
-    texts = (re.escape(prefix).replace(r"\?", r"\w") for prefix, _ in prefixes)
-    numbers = (f"c{i}_{place}" for place, (_, i) in enumerate(prefixes))
-    groups = (f"(?P<{number}>{text})" for number, text in zip(numbers, texts, strict=True))
-    return re.compile("|".join(groups))
-
-
-_SASS, _PTX = _pattern(SASS_CLASSES), _pattern(PTX_CLASSES)
 #: of a PTX access, what stands between its name and its state space
 _ORDER = re.compile(
     r"(?<=^ld|^st)(?:\.(?:weak|volatile|relaxed|acquire|release|cta|cluster|gpu|sys))+"
 )
 
 
+@cache
 def sass_class(opcode: str) -> str:
     """Class of a SASS opcode with its modifiers, e.g. "HGMMA.64x64x16.F32.BF16"."""
-    return _class(_SASS, SASS_CLASSES, opcode)
+    return _class(SASS_CLASSES, opcode)
 
 
+@cache
 def ptx_class(opcode: str) -> str:
     """Class of a PTX opcode with its modifiers, e.g. "wgmma.mma_async.sync.aligned..."."""
-    return _class(_PTX, PTX_CLASSES, _ORDER.sub("", opcode))
+    return _class(PTX_CLASSES, _ORDER.sub("", opcode))
 
 
-def _class(pattern: re.Pattern[str], classes: dict[str, tuple[str, ...]], opcode: str) -> str:
-    found = pattern.match(opcode)
-    if found is None or found.lastgroup is None:
-        return OTHER
-    return list(classes)[int(found.lastgroup[1:].partition("_")[0])]
+def _class(classes: dict[str, tuple[str, ...]], opcode: str) -> str:
+    found = {p: kind for kind, own in classes.items() for p in own if fnmatchcase(opcode, f"{p}*")}
+    # the longest beginning: REDUX is no RED
+    return found[max(found, key=len)] if found else OTHER
 
 
 def ptx_opcodes(ptx: str) -> dict[str, Counter[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from linecache import getline
 from pathlib import Path
 
 from ..jit.arch import label
@@ -85,13 +86,6 @@ def render_sass(kernel: KernelReport, kinds: frozenset[str] = frozenset()) -> st
             continue
         if instruction.source and instruction.source != source:
             source = instruction.source
-            lines.append(f"{Path(source[0]).name}:{source[1]}  {_source_line(*source)}")
+            lines.append(f"{Path(source[0]).name}:{source[1]}  {getline(*source).strip()}")
         lines.append(f"    {instruction}")
     return "\n".join(lines)
-
-
-def _source_line(file: str, line: int) -> str:
-    try:
-        return Path(file).read_text().splitlines()[line - 1].strip()
-    except (OSError, IndexError, UnicodeDecodeError):
-        return ""

@@ -8,9 +8,8 @@ run, as setup and a merge, is `SHARED`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -41,88 +40,67 @@ class Role:
 
 def roles(code: Sequence[Instruction]) -> tuple[Role, ...]:
     """The roles of a kernel by the order of `MARKS`, then what they share; () of another kernel."""
-    return _Graph(tuple(code)).roles() if code else ()
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """Basic blocks of a kernel as (first, behind the last) instruction, and who follows whom."""
-
-    code: tuple[Instruction, ...]
-
-    @cached_property
-    def blocks(self) -> list[tuple[int, int]]:
-        begins = {0, len(self.code)}
-        for i, one in enumerate(self.code):
-            if one.labels:
-                begins.add(i)
-            if _branches(one):
-                begins.add(i + 1)
-        order = sorted(begins)
-        return list(pairwise(order))
-
-    @cached_property
-    def parents(self) -> list[list[int]]:
-        at = {label: b for b, (i, _) in enumerate(self.blocks) for label in self.code[i].labels}
-        found: list[list[int]] = [[] for _ in self.blocks]
-        for b, (_, behind) in enumerate(self.blocks):
-            last = self.code[behind - 1]
-            after = [at[name] for name in _TARGET.findall(last.operands) if name in at]
-            if not _ends(last) and b + 1 < len(self.blocks):
-                after.append(b + 1)
-            for child in after if _branches(last) else [b + 1] * (b + 1 < len(self.blocks)):
-                found[child].append(b)
-        return found
-
-    @cached_property
-    def above(self) -> dict[int, int]:
-        """Immediate dominators of the blocks that can be reached."""
-        graph = nx.DiGraph((p, child) for child, ps in enumerate(self.parents) for p in ps)
-        graph.add_node(0)
-        return {**nx.immediate_dominators(graph, 0), 0: 0}
-
-    def _line(self, block: int) -> list[int]:
-        """A block and its dominators up to the entry."""
-        found = [block]
-        while found[-1]:
-            found.append(self.above[found[-1]])
-        return found
-
-    def roles(self) -> tuple[Role, ...]:
-        marked: dict[str, set[int]] = {name: set() for name in MARKS}
-        lines = {block: self._line(block) for block in self.above}
-        for block in self.above:
-            begin, behind = self.blocks[block]
-            for one in self.code[begin:behind]:
-                name = next((n for n, m in MARKS.items() if one.opcode.startswith(m)), None)
-                if name:
-                    marked[name].add(block)
-        used = {name: blocks for name, blocks in marked.items() if blocks}
-        found, left = [], set(self.above)
-        for name, blocks in used.items():
-            others = {o for other, theirs in used.items() if other != name for o in theirs}
-            heads = self._heads(blocks, lines, others)
-            if heads:
-                mine = [b for b in self.above if heads & set(lines[b])]
-                found.append(self._role(name, mine))
-                left -= set(mine)
-        whole = len(found) == len(MARKS)
-        return (*found, self._role(SHARED, sorted(left))) if whole else ()
-
-    @staticmethod
-    def _heads(blocks: set[int], lines: dict[int, list[int]], others: set[int]) -> set[int]:
-        """The highest dominators of a role's marks that dominate no other role's."""
+    if not code:
+        return ()
+    blocks = _blocks(code)
+    above = {**nx.immediate_dominators(_flow(code, blocks), 0), 0: 0}
+    lines = {block: _line(block, above) for block in above}
+    marked = {
+        name: {
+            b for b in above if any(one.opcode.startswith(mark) for one in code[slice(*blocks[b])])
+        }
+        for name, mark in MARKS.items()
+    }
+    found, left = [], set(above)
+    for name, mine in marked.items():
+        others = (block for other, theirs in marked.items() if other != name for block in theirs)
         taken = {block for other in others for block in lines[other]}
-        heads = set()
-        for block in blocks:
-            free = [b for b in lines[block] if b not in taken]
-            heads |= {free[-1]} if free else set()
-        return heads
+        free = [[b for b in lines[block] if b not in taken] for block in mine]
+        # the highest dominators of its marks that dominate no other role's
+        heads = {line[-1] for line in free if line}
+        if not heads:
+            return ()
+        own = {b for b in above if heads & set(lines[b])}
+        found.append(_role(name, [code[slice(*blocks[b])] for b in own]))
+        left -= own
+    return (*found, _role(SHARED, [code[slice(*blocks[b])] for b in left]))
 
-    def _role(self, name: str, blocks: list[int]) -> Role:
-        code = [one for b in blocks for one in self.code[slice(*self.blocks[b])]]
-        named = {n for one in code for n in _REGISTER.findall(one.operands)}
-        return Role(name, len(code), len(named))
+
+def _blocks(code: Sequence[Instruction]) -> list[tuple[int, int]]:
+    """Basic blocks as (first, behind the last) instruction."""
+    begins = {0, len(code)}
+    begins |= {i for i, one in enumerate(code) if one.labels}
+    begins |= {i + 1 for i, one in enumerate(code) if _branches(one)}
+    return list(pairwise(sorted(begins)))
+
+
+def _flow(code: Sequence[Instruction], blocks: Sequence[tuple[int, int]]) -> nx.DiGraph:
+    """Which block may follow which."""
+    at = {label: b for b, (first, _) in enumerate(blocks) for label in code[first].labels}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(blocks)))
+    for b, (_, behind) in enumerate(blocks):
+        last = code[behind - 1]
+        if _branches(last):
+            targets = _TARGET.findall(last.operands)
+            graph.add_edges_from((b, at[name]) for name in targets if name in at)
+        if not _ends(last) and b + 1 < len(blocks):
+            graph.add_edge(b, b + 1)
+    return graph
+
+
+def _line(block: int, above: Mapping[int, int]) -> list[int]:
+    """A block and its dominators up to the entry."""
+    found = [block]
+    while found[-1]:
+        found.append(above[found[-1]])
+    return found
+
+
+def _role(name: str, blocks: Iterable[Sequence[Instruction]]) -> Role:
+    code = [one for block in blocks for one in block]
+    named = {register for one in code for register in _REGISTER.findall(one.operands)}
+    return Role(name, len(code), len(named))
 
 
 def _branches(one: Instruction) -> bool:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..reference.mla import decode_reference
 from ..reference.operands import Operands, operands
 from ..reference.tolerance import ALLOWED_RATIO, Error, error
 from ..verify.limits import TOPS, rounded_attention
+from . import gqa_decode
 
 FORM = "rounding 1"
 DISTRIBUTIONS = ("gauss", "heavy_tailed")
@@ -43,49 +44,34 @@ WEIGHTS = {
 }
 WORKSPACE_BYTES = 64 << 20
 Inputs = DecodeInputs | GqaInputs
+Shape = Problem | GqaShape
 Run = Callable[[Inputs], Tensor]
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """Equal requests of one kind; kv_heads 0: MLA."""
-
-    batch: int
-    q_len: int
-    heads: int
-    kv_len: int
-    kv_heads: int = 0
-    head_dim: int = 576
-
-    @property
-    def name(self) -> str:
-        """Case name as in the benchmark."""
-        heads = f"h{self.heads}"
-        if self.kv_heads:
-            heads += f"x{self.kv_heads}_d{self.head_dim}"
-        return f"b{self.batch}_q{self.q_len}_{heads}_kv{self.kv_len}"
-
-    def inputs(self, formats: tuple[str, str], distribution: str, device: str) -> Inputs:
-        """Inputs of this case in the query's and the cache's format."""
-        query, cache = formats
-        more: dict[str, Any] = {"distribution": distribution, "device": device}
-        if not self.kv_heads:
-            problem = Problem.uniform(
-                self.batch, self.q_len, self.kv_len, self.heads, q_dtype=query, kv_format=cache
-            )
-            return make_inputs(problem, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
-        sizes = (self.batch, self.q_len, self.kv_len, self.heads, self.kv_heads)
-        shape = GqaShape.uniform(*sizes, head_dim=self.head_dim, q_dtype=query, kv_format=cache)
-        return make_gqa_inputs(shape, 1, (), workspace_bytes=WORKSPACE_BYTES, **more)
-
-
-CASES = (
-    Rounded(4, 1, 16, 1024),
-    Rounded(4, 1, 16, 8192),
-    Rounded(2, 1, 128, 4096),
-    Rounded(2, 4, 64, 4096, kv_heads=8, head_dim=128),
-    Rounded(2, 1, 32, 4096, kv_heads=4, head_dim=64),
+CASES: tuple[Shape, ...] = (
+    Problem.uniform(4, 1, 1024, 16),
+    Problem.uniform(4, 1, 8192, 16),
+    Problem.uniform(2, 1, 4096, 128),
+    GqaShape.uniform(2, 4, 4096, 64, 8),
+    GqaShape.uniform(2, 1, 4096, 32, 4, head_dim=64),
 )
+
+
+def name_of(case: Shape) -> str:
+    """Name of equal requests as in the benchmark."""
+    if isinstance(case, GqaShape):
+        return gqa_decode.name_of(case)
+    return f"b{case.batch}_q{case.q_lens[0]}_h{case.heads}_kv{case.kv_lens[0]}"
+
+
+def inputs_of(case: Shape, formats: tuple[str, str], distribution: str, device: str) -> Inputs:
+    """Inputs of a case in the query's and the cache's format."""
+    named: dict[str, Any] = {"distribution": distribution, "device": device}
+    named["workspace_bytes"] = WORKSPACE_BYTES
+    shape = replace(case, q_dtype=formats[0], kv_format=formats[1])
+    if isinstance(shape, GqaShape):
+        return make_gqa_inputs(shape, 1, (), **named)
+    return make_inputs(shape, 1, (), **named)
 
 
 def by_kernel(inputs: Inputs) -> Tensor:
@@ -122,7 +108,7 @@ def _requests(inputs: Inputs) -> Iterator[list[Operands]]:
 
 
 def judge(
-    case: Rounded,
+    case: Shape,
     formats: tuple[str, str],
     distribution: str,
     *,
@@ -130,12 +116,12 @@ def judge(
     run: Run = by_kernel,
 ) -> dict[str, Any]:
     """One case: both errors against the float64 oracle, and their ratio."""
-    inputs, weights = case.inputs(formats, distribution, device), WEIGHTS[formats]
+    inputs, weights = inputs_of(case, formats, distribution, device), WEIGHTS[formats]
     ref, out = _oracle(inputs), run(inputs)
     ours = error(out.reshape(ref.shape), ref)
     theirs = error(by_torch(inputs, weights).to(out.dtype).reshape(ref.shape), ref)
     return {
-        "case": case.name,
+        "case": name_of(case),
         "query": formats[0],
         "cache": formats[1],
         "weights": weights,
@@ -158,7 +144,7 @@ def _short(one: Error) -> dict[str, float]:
     return {name: float(f"{value:.3e}") for name, value in one._asdict().items()}
 
 
-def measure(cases: Iterable[Rounded], path: Path, progress: Callable[[str], object]) -> None:
+def measure(cases: Iterable[Shape], path: Path, progress: Callable[[str], object]) -> None:
     """Appends a line for every case, format and distribution to `path`."""
     check_record(path)
     here = {"form": FORM, "environment": environment(torch.device("cuda"))}

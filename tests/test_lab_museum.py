@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mla_lab import lab
-from mla_lab.lab import museum, museum_picture
+from mla_lab.lab import museum
+from mla_lab.lab.explorers.museum import exhibit, places
 from mla_lab.lab.museum import BUGS, Bug
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +21,7 @@ def test_a_bug_is_found_or_it_is_invisible_as_it_says(bug: Bug) -> None:
     made = bug.broken()
     kinds = [found.kind for found in made.findings]
     assert (bug.seen in kinds) if bug.seen else not kinds
-    shown = museum_picture.exhibit(bug).markup
+    shown = exhibit(bug).markup
     assert bug.name in shown and all(len(words) > 10 for words in bug.text)
     assert ("All checks are silent" in shown) is not bool(bug.seen)
 
@@ -43,8 +44,8 @@ def test_a_model_names_its_own_lines() -> None:
     for bug in BUGS:
         if bug.lines():
             made = bug.broken()
-            places = museum_picture.places(made)
-            assert places and all(0 < place.line <= len(bug.lines()) for place in places)
+            named = places(made)
+            assert named and all(0 < place.line <= len(bug.lines()) for place in named)
 
 
 def test_commits_and_lines_that_the_texts_name_exist_in_the_history_or_say_whose_they_are() -> None:

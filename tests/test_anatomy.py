@@ -14,9 +14,8 @@ from mla_lab.bench.cases import uniform_case
 from mla_lab.core.errors import InvalidInput
 from mla_lab.core.resources import data_dir
 from mla_lab.lab.attempt_log import AttemptExplorer, attempts
-from mla_lab.lab.cta_timeline import cta_figure
 from mla_lab.lab.explorers import anatomy as anatomy_explorer
-from mla_lab.lab.explorers.anatomy import AnatomyExplorer, role_figure
+from mla_lab.lab.explorers.anatomy import AnatomyExplorer, cta_figure, role_figure
 from mla_lab.simulate import anatomy
 
 COMMON = {

@@ -161,10 +161,10 @@ def test_an_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
         whole = predicted(case, problem)
         return replace(whole, phases=whole.phases[:-1])
 
-    anatomy_explorer._prediction.cache_clear()
+    anatomy_explorer.predictions.cache_clear()
     monkeypatch.setattr(anatomy_explorer, "predicted", forgetful)
     breaks("90", "phases do not add up to their call")
-    anatomy_explorer._prediction.cache_clear()
+    anatomy_explorer.predictions.cache_clear()
 
 
 def test_a_recorded_anatomy_that_loses_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:

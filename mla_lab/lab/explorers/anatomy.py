@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from ...bench.cases import uniform_case
+from ...bench.cases import Case, anchor_cases, uniform_case
+from ...core.errors import invalid
 from ...simulate import H200, Pipeline, Timeline, run_pipeline
-from ...simulate.anatomy import PHASES, Anatomy, Spans, predicted, read, summed
-from ...simulate.timeline import Event
+from ...simulate.anatomy import PHASES, Anatomy, Spans, chosen, predicted, read, summed
 from .. import explorer
-from ..gantt import role_lanes
+from ..gantt import role_lanes, side_by_side
 from ..source import PREDICTED, Source
 from ..style import PALETTE, PAPER, hatch, ink_on, new_figure
 from ..tables import Table, table
@@ -49,17 +50,10 @@ def recorded_rows() -> tuple[tuple[Anatomy, ...], tuple[Spans, ...]]:
 
 
 @cache
-def _prediction(case: str, batch: int, heads: int, kv_len: int) -> Anatomy:
-    return predicted(case, uniform_case(batch, 1, heads, kv_len).problem)
-
-
 def predictions() -> dict[str, Anatomy]:
-    """The simulator's phases by case."""
-    found = {}
-    for shape in SHAPES:
-        case = uniform_case(shape[0], 1, *shape[1:]).name
-        found[case] = _prediction(case, *shape)
-    return found
+    """The simulator's phases by case, once a process."""
+    cases = [uniform_case(batch, 1, heads, kv_len) for batch, heads, kv_len in SHAPES]
+    return {case.name: predicted(case.name, case.problem) for case in cases}
 
 
 def source_of(anatomy: Anatomy) -> Source:
@@ -201,12 +195,9 @@ def role_figure() -> go.Figure:
 
 
 def from_zero(timeline: Timeline) -> Timeline:
-    """The same spans, counted from the first one's start; blocks from 0."""
-    start = float(timeline.start.min())
-    events = [
-        Event(e.sm, e.worker, e.role, e.start - start, e.end - start, e.tile) for e in timeline
-    ]
-    return Timeline.from_events(events, timeline.lanes)
+    """The same spans, counted from the first one's start."""
+    first = timeline.start.min()
+    return replace(timeline, start=timeline.start - first, end=timeline.end - first)
 
 
 def pace(timeline: Timeline) -> float:
@@ -220,3 +211,51 @@ def busy(timeline: Timeline, clock_ghz: float) -> float:
     """Tensor-core utilisation: MMA time of a block over `pace`."""
     needed = H200.matrix_clocks(64, 64) / (clock_ghz * 1e3)
     return needed / pace(timeline)
+
+
+def case_of(name: str) -> Case:
+    """The benchmark's case of that name. Raises InvalidInput without one."""
+    known = {case.name: case for case in anchor_cases()}
+    if name not in known:
+        raise invalid("case", repr(name), "one of the benchmark's, such as b1_q1_h128_kv8192")
+    return known[name]
+
+
+def predicted_ctas(name: str) -> Timeline:
+    """The simulator's lanes for a case, from the first instruction on."""
+    timeline = chosen(case_of(name).problem)[-1]
+    events = [event for event in timeline if event.role != "launch"]
+    return from_zero(Timeline.from_events(events, timeline.lanes))
+
+
+def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
+    """Lanes over time: predicted left, recorded right if there is a record."""
+    guess = predicted_ctas(name)
+    shown, titles, kinds = (
+        [guess],
+        [f"predicted: {guess.makespan:.1f} us, {guess.lanes} workers"],
+        ["predicted"],
+    )
+    spans = [s for s in recorded_rows()[1] if s.lanes == "CTA" and s.case == name]
+    words = "its CTAs are not recorded yet"
+    for found in spans[:1]:
+        timeline = from_zero(found.timeline)
+        shown.append(timeline)
+        label = Source("recorded", card=found.card, date=found.date).label
+        titles.append(f"{label}: {timeline.makespan:.1f} us, {timeline.lanes} CTAs")
+        kinds.append("recorded")
+        words = (
+            f"keys are attended after {attended(guess):.1f} us predicted, "
+            f"{attended(timeline):.1f} recorded"
+        )
+    none = [None] * len(shown)
+    figure = side_by_side(shown, none, titles, f"{name}: {words}", kinds=kinds)
+    figure.update_xaxes(title_text="us from the first instruction")
+    figure.update_layout(yaxis_title_text="lane")
+    return figure
+
+
+def attended(timeline: Timeline) -> float:
+    """Mean end of the mainloop over lanes, us."""
+    ends = {event.sm: event.end for event in timeline if event.role == "attend"}
+    return sum(ends.values()) / len(ends)

@@ -45,11 +45,7 @@ class AttemptExplorer(explorer.Explorer):
 
     def redraw(self) -> None:
         """The slider ends at the last attempt of the chosen kernel."""
-        slider, most = self.widgets["number"], len(attempts(self.state["kernel"]).rows)
-        if slider.max != most:
-            slider.unobserve(self._changed, names="value")
-            slider.max = most  # moves a larger value to it
-            slider.observe(self._changed, names="value")
+        self.limit("number", len(attempts(self.state["kernel"]).rows))
         super().redraw()
 
     def shown(self, state: dict[str, Any]) -> tuple[int, int, dict[str, str]]:

@@ -13,7 +13,8 @@ import json
 import os
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -158,16 +159,27 @@ class Explorer:
 
     def set(self, **state: Any) -> Explorer:
         """Sets several controls, drawing once; returns the explorer."""
+        with self._unseen():
+            for key, value in state.items():
+                self.widgets[key].value = value
+        self.redraw()
+        return self
+
+    def limit(self, key: str, most: int) -> None:
+        """Ends a slider at `most`, without a redraw; a larger value moves to it."""
+        with self._unseen():
+            self.widgets[key].max = most
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Where changes of controls redraw nothing."""
         for widget in self.widgets.values():
             widget.unobserve(self._changed, names="value")
         try:
-            for key, value in state.items():
-                self.widgets[key].value = value
+            yield
         finally:
             for widget in self.widgets.values():
                 widget.observe(self._changed, names="value")
-        self.redraw()
-        return self
 
     def redraw(self) -> None:
         """Draws the present state into the output."""

@@ -60,10 +60,7 @@ class DebugExplorer(explorer.Explorer):
         """Draws the present state; the slider ends where the film does."""
         named = self.state["broken"], self.state["schedule"]
         if film_breaks.is_run(*named):
-            step = self.widgets["step"]
-            step.unobserve(self._changed, names="value")
-            step.max = len(film_breaks.film_of(*named).steps()) - 1
-            step.observe(self._changed, names="value")
+            self.limit("step", len(film_breaks.film_of(*named).steps()) - 1)
         super().redraw()
 
     def run(self, **state: Any) -> DebugExplorer:

@@ -10,7 +10,7 @@ from ..bench.records import Row, results
 from ..bench.report import HEADLINES, OURS, PUBLIC, best_times, headline
 from ..core.gpu import H200
 from .measuring import Run
-from .style import BLUE, GREY, ORANGE, RED, new_figure
+from .style import BLUE, GREY, ORANGE, RED, add_bars, new_figure
 
 #: a case needs this much room in a chart of bars
 BAR_PX = 22
@@ -48,13 +48,13 @@ def speedup_bars(rows: Sequence[Row], family: str = "anchor") -> go.Figure:
         x=f"best public kernel / ours{call}<br>{_source(rows)}",
         height=140 + BAR_PX * len(ratios),
     )
-    figure.add_bar(
-        x=ratios,
-        y=list(found),
-        orientation="h",
+    add_bars(
+        figure,
+        list(found),
+        ratios,
+        ".2f",
+        lying=True,
         marker_color=[BLUE if ratio > 1 else RED for ratio in ratios],
-        text=[f"{ratio:.2f}" for ratio in ratios],
-        textposition="outside",
         customdata=[sentence for _, sentence in found.values()],
         hovertemplate="%{y}<br>%{customdata}<extra></extra>",
     )

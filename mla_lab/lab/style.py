@@ -210,16 +210,40 @@ def log_ticks(figure: go.Figure, values: Sequence[int]) -> None:
     figure.update_xaxes(type="log", tickvals=list(values), ticktext=[f"{n:,}" for n in values])
 
 
-def compare_bars(
-    figure: go.Figure, x: Sequence[str], series: Mapping[str, tuple[str, Any]]
+def add_bars(
+    figure: go.Figure,
+    names: Sequence[str],
+    values: Sequence[float | None],
+    form: str,
+    *,
+    lying: bool = False,
+    **trace: Any,
 ) -> None:
-    """Add bars of (colour, counts by x) side by side; a zero has no label."""
-    for name, (color, counts) in series.items():
-        values = [counts.get(key, 0) for key in x]
-        text = [f"{n:,}" if n else "" for n in values]
-        figure.add_bar(
-            x=list(x), y=values, name=name, text=text, textposition="outside", marker_color=color
-        )
+    """Adds a bar for each name, its value beside its end in the format `form`; none at zero or
+    None. `trace` has more of plotly's fields.
+    """
+    text = [format(value, form) if value else "" for value in values]
+    axes = {"y": list(names), "x": list(values), "orientation": "h"}
+    if not lying:
+        axes = {"x": list(names), "y": list(values)}
+    figure.add_bar(**axes, text=text, textposition="outside", **trace)
+
+
+def instruction_bars(
+    title: str,
+    classes: Sequence[str],
+    kernels: Mapping[str, tuple[str, Mapping[str, int]]],
+    decades: float,
+) -> go.Figure:
+    """Instructions by class, kernels side by side: by name a colour and counts; the axis ends at
+    ten to the power of `decades`.
+    """
+    figure = new_figure(title, y="instructions in the code", height=360)
+    for name, (color, counts) in kernels.items():
+        values = [counts.get(kind, 0) for kind in classes]
+        add_bars(figure, classes, values, ",", name=name, marker_color=color)
+    figure.update_yaxes(type="log", range=[-0.2, decades], dtick=1)
+    return figure
 
 
 #: (ours, the page's, properties, elements): text inside a bar stands on the bar's colour

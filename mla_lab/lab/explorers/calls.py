@@ -16,7 +16,7 @@ from ...bench.rotation import rotation_words
 from .. import explorer
 from ..measuring import OURS, runs
 from ..source import Source
-from ..style import LOG_TICKS, PALETTE, new_figure
+from ..style import LOG_TICKS, PALETTE, add_bars, new_figure
 from ..tables import lines
 
 PUBLISHED = "published/published_blackwell.jsonl"
@@ -123,15 +123,8 @@ class CallsExplorer(explorer.Explorer):
         )
         for number, (name, times) in enumerate(series.items()):
             us = [times.get(case) for case in cases]
-            figure.add_bar(
-                x=us,
-                y=cases,
-                orientation="h",
-                name=name,
-                marker_color=PALETTE[number],
-                text=[f"{value:.1f}" if value else "" for value in us],
-                textposition="outside",
-            )
+            color = PALETTE[number]
+            add_bars(figure, cases, us, ".1f", lying=True, name=name, marker_color=color)
         figure.update_yaxes(autorange="reversed")
         every = [us for times in series.values() for us in times.values() if us]
         # room for the shortest bar, and for the number beside the longest

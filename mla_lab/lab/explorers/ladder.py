@@ -11,7 +11,7 @@ from ...backends.cuda.ladder import STEPS
 from ...bench.ladder import CASES
 from .. import explorer, ladder_facts
 from ..ladder_facts import StepFacts, rungs
-from ..style import BLUE, GREY, LOG_TICKS, ORANGE, compare_bars, hatch, new_figure
+from ..style import BLUE, GREY, LOG_TICKS, ORANGE, hatch, instruction_bars, new_figure
 
 LABELS = [f"{step.number} {step.name}" for step in STEPS]
 #: instruction classes in reading order
@@ -103,17 +103,13 @@ class LadderXray(explorer.Explorer):
         before, after = self.sides(state)
         moved = [(after.classes.get(c, 0) - before.classes.get(c, 0), c) for c in CLASSES]
         change, kind = max(moved, key=lambda pair: abs(pair[0]))
-        figure = new_figure(
+        title = (
             f"{LABELS[after.step]}: {change:+,} {kind} instructions, "
-            f"{after.registers - before.registers:+} registers",
-            y="instructions in the code",
-            height=360,
+            f"{after.registers - before.registers:+} registers"
         )
         pairs = ((before, GREY), (after, ORANGE))
         drawn = {LABELS[side.step]: (color, side.classes) for side, color in pairs}
-        compare_bars(figure, CLASSES, drawn)
-        figure.update_yaxes(type="log", range=[-0.2, 4], dtick=1)
-        return figure
+        return instruction_bars(title, CLASSES, drawn, decades=4)
 
     def note(self, state: dict[str, Any]) -> str:
         _, source = ladder_facts.facts()

@@ -13,7 +13,7 @@ from ...plan.choose import INVARIANT_CUTS
 from .. import explorer
 from ..measuring import runs
 from ..source import formula
-from ..style import new_figure
+from ..style import add_bars, new_figure
 from ..svg import Cell, Svg, box, document, label, tint
 
 #: the request whose splits are shown, first in its batch
@@ -114,13 +114,7 @@ def invariance_chart(kv_len: int = 8192) -> go.Figure:
         height=360,
     )
     for heads, ratios in series.items():
-        figure.add_bar(
-            x=[str(batch) for batch in batches],
-            y=ratios,
-            name=f"{heads} heads",
-            text=[f"{ratio:.2f}" if ratio else "" for ratio in ratios],
-            textposition="outside",
-        )
+        add_bars(figure, list(map(str, batches)), ratios, ".2f", name=f"{heads} heads")
     figure.add_hline(y=1)
     figure.update_xaxes(type="category")
     figure.update_yaxes(range=[0, 1.15 * small])

@@ -50,6 +50,11 @@ class TuneExplorer(explorer.Explorer):
         """Predicted us of one layer's call, perhaps with another format or number of drafts."""
         return serving_day.chosen_us(self.problem({**state, **other}), state["card"])
 
+    def token_us(self, state: dict[str, Any], drafts: int) -> float:
+        """Predicted us of one layer's call for each token that it yields."""
+        problem = self.problem({**state, "drafts": drafts})
+        return serving_day.token_us(problem, drafts, state["chance"], state["card"])
+
     def problem(self, state: dict[str, Any]) -> Any:
         """One layer's call of the step on one rank."""
         model, drafts, kind = get_model(state["model"]), state["drafts"], state["kind"]
@@ -73,9 +78,13 @@ class TuneExplorer(explorer.Explorer):
             horizontal_spacing=0.07,
         )
         self._draw_batches(figure, state)
-        self._draw_policies(figure, state)
-        self._draw_formats(figure, state)
-        self._draw_drafts(figure, state)
+        spread = state["card"] == "H200"
+        policies = serving_day.policy_us(self.problem({**state, "kind": "bf16"}))
+        _bars(figure, policies, PLAIN, 1)
+        formats = {kind: self.us(state, kind=kind) for kind in serving_day.FORMATS}
+        _bars(figure, formats, state["kind"], 2, spread)
+        drafts = {str(n): self.token_us(state, n) for n in serving_day.DRAFTS}
+        _bars(figure, drafts, str(state["drafts"]), 3, spread)
         figure.update_layout(showlegend=False)
         return figure
 
@@ -98,21 +107,6 @@ class TuneExplorer(explorer.Explorer):
         line = {"color": RED, "dash": "dot", "width": 2}
         figure.add_vline(x=at, line=line, annotation_text=words, row=1, col=1)
         figure.update_xaxes(title_text="seconds from the first arrival", row=1, col=1)
-
-    def _draw_policies(self, figure: go.Figure, state: dict[str, Any]) -> None:
-        us = serving_day.policy_us(self.problem({**state, "kind": "bf16"}))
-        _bars(figure, us, PLAIN, 1)
-
-    def _draw_formats(self, figure: go.Figure, state: dict[str, Any]) -> None:
-        us = {kind: self.us(state, kind=kind) for kind in serving_day.FORMATS}
-        _bars(figure, us, state["kind"], 2, spread=state["card"] == "H200")
-
-    def _draw_drafts(self, figure: go.Figure, state: dict[str, Any]) -> None:
-        us = {}
-        for drafts in serving_day.DRAFTS:
-            problem = self.problem({**state, "drafts": drafts})
-            us[str(drafts)] = serving_day.token_us(problem, drafts, state["chance"], state["card"])
-        _bars(figure, us, str(state["drafts"]), 3, spread=state["card"] == "H200")
 
     def note(self, state: dict[str, Any]) -> str:
         errors, step = serving_day.errors(), self.step(state)
@@ -171,6 +165,7 @@ class TuneExplorer(explorer.Explorer):
 def _bars(
     figure: go.Figure, us: dict[str, float], chosen: str, col: int, spread: bool = False
 ) -> None:
+    """Bars of a panel of the lower row, the chosen one in green; `spread`: with error bars."""
     values = list(us.values())
     errors = serving_day.errors()
     bars: dict[str, Any] = {}

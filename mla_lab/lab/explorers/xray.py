@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from .. import explorer
-from ..style import BLUE, ORANGE, compare_bars, new_figure
+from ..style import BLUE, ORANGE, instruction_bars
 from ..tables import Table, table
 from ..xray_facts import KERNELS, Facts, facts
 
@@ -46,17 +46,13 @@ class XrayExplorer(explorer.Explorer):
     def figure(self, state: dict[str, Any]) -> go.Figure:
         sides = self.sides(state)
         spills = sum(side.spills for side in sides)
-        figure = new_figure(
+        title = (
             f"{spills or 'No'} spills; {sides[0].count('HGMMA')} against "
-            f"{sides[1].count('HGMMA')} matrix instructions",
-            y="instructions in the code",
-            height=360,
+            f"{sides[1].count('HGMMA')} matrix instructions"
         )
         colors = (BLUE, ORANGE)
         drawn = {s.kernel: (c, s.classes) for s, c in zip(sides, colors, strict=True)}
-        compare_bars(figure, CLASSES, drawn)
-        figure.update_yaxes(type="log", range=[-0.2, 3.6], dtick=1)
-        return figure
+        return instruction_bars(title, CLASSES, drawn, decades=3.6)
 
     def note(self, state: dict[str, Any]) -> str:
         lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from ..core.markdown import markdown_table
 from ..core.resources import data_dir
 from ..verify.record import Row, read
 from .workbook_map import NOTEBOOKS
@@ -45,10 +46,10 @@ def note() -> str:
 def table() -> str:
     """One row a notebook: seconds of all cells, bytes to the page, both redraws."""
     cases = {row["notebook"]: row for row in rows()[1:]}
-    lines = ["| notebook | run, s | bytes to the page | redraws, ms |", "|---|---:|---:|---:|"]
+    lines = []
     for entry in NOTEBOOKS:
         row = cases[entry.file.removesuffix(".ipynb")]
         moved = ", ".join(map(str, row["redraw_ms"]))
         name = f"{entry.number} {entry.title}"
-        lines.append(f"| {name} | {row['run_s']:.1f} | {row['bytes']:,} | {moved} |")
-    return "\n".join(lines)
+        lines.append((name, f"{row['run_s']:.1f}", f"{row['bytes']:,}", moved))
+    return markdown_table(("notebook", "run, s:", "bytes to the page:", "redraws, ms:"), lines)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..bench.report import call_note, method_note, origin, own_table, short_table, times_table
 from ..core.errors import invalid
+from ..core.markdown import markdown_table
 from ..simulate import blackwell
 from ..simulate.recorded import error_table, recorded
 from ..verify import (
@@ -42,8 +43,8 @@ _REGION = re.compile(r"<!-- made: (?P<name>[\w-]+) -->\n.*?<!-- /made -->", re.D
 
 def workbook_table() -> str:
     """One row a notebook: number, title as a link, learning goal."""
-    rows = [f"| {e.number} | [{e.title}](notebooks/{e.file}) | {e.after} |" for e in NOTEBOOKS]
-    return "\n".join(["| | notebook | afterwards you can |", "|---|---|---|", *rows])
+    rows = ((e.number, f"[{e.title}](notebooks/{e.file})", e.after) for e in NOTEBOOKS)
+    return markdown_table(("", "notebook", "afterwards you can"), rows)
 
 
 def speed_call() -> str:

@@ -11,6 +11,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+from ..core.markdown import markdown_table
 from ..jit.source import PACKAGE
 
 CUTE = PACKAGE / "cute"
@@ -122,8 +123,8 @@ def counts() -> dict[str, tuple[int, int]]:
 def table() -> str:
     """Markdown: lines by folder, and their sum."""
     found = counts()
-    rows = [f"| `{folder}` | {lines:,} | {both:,} |" for folder, (lines, both) in found.items()]
-    lines, both = (sum(pair[i] for pair in found.values()) for i in (0, 1))
-    head = "| folder of `mla_lab/cute` | lines of the SM100 kernel | also Hopper's |"
-    last = f"| all | {lines:,} | {both:,} ({both / lines:.0%}) |"
-    return "\n".join([head, "|---|---:|---:|", *rows, last])
+    rows = [(f"`{folder}`", f"{lines:,}", f"{both:,}") for folder, (lines, both) in found.items()]
+    lines, both = map(sum, zip(*found.values(), strict=True))
+    rows.append(("all", f"{lines:,}", f"{both:,} ({both / lines:.0%})"))
+    names = ("folder of `mla_lab/cute`", "lines of the SM100 kernel:", "also Hopper's:")
+    return markdown_table(names, rows)

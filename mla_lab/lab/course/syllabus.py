@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...core.markdown import markdown_table
 from ..checks import CHECKS
 from ..workbook_map import NOTEBOOKS, Entry
 
@@ -169,8 +170,8 @@ def overview() -> str:
 
 def exercise_table() -> str:
     """A row a session and its exercises."""
-    rows = [f"| {s.number} {s.title} | {', '.join(s.exercises)} |" for s in SESSIONS]
-    return "\n".join(["| session | exercises |", "|---|---|", *rows])
+    rows = ((f"{s.number} {s.title}", ", ".join(s.exercises)) for s in SESSIONS)
+    return markdown_table(("session", "exercises"), rows)
 
 
 def _section(session: Session, to_notebooks: str) -> str:
@@ -179,15 +180,20 @@ def _section(session: Session, to_notebooks: str) -> str:
         f" Needs session{'s' * (len(session.needs) > 1)} {needs}." * bool(needs)
     )
     goals = "\n".join(f"- {goal}" for goal in session.goals)
-    rows = "\n".join(
-        f"| [{e.number} {e.title}]({to_notebooks}{e.file}) | {e.after} | {e.minutes} "
-        f"| {', '.join(n for n in session.exercises if n[:2] == e.number)} |"
+    rows = [
+        (
+            f"[{e.number} {e.title}]({to_notebooks}{e.file})",
+            e.after,
+            e.minutes,
+            ", ".join(n for n in session.exercises if n[:2] == e.number),
+        )
         for e in session.entries
-    )
+    ]
+    notebooks = markdown_table(("notebook", "afterwards you can", "minutes:", "exercises"), rows)
     return (
         f"## Session {session.number}: {session.title}\n\n"
         f"**Before.** {before}\n\n**Afterwards you can**\n\n{goals}\n\n"
-        f"| notebook | afterwards you can | minutes | exercises |\n|---|---|---:|---|\n{rows}\n\n"
+        f"{notebooks}\n\n"
         f"**Time.** Questions {RECAP} minutes, notebooks with their exercises {session.minutes}, "
         f"talk and what took longer {session.for_talk}."
     )

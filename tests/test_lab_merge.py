@@ -105,13 +105,16 @@ def test_parents_come_before_their_children(shape: str) -> None:
         parent = mask_explorer.parents(shape, count)
         assert len(parent) == count
         assert all(-1 <= p < token for token, p in enumerate(parent))
-    assert mask_explorer.depths([-1, 0, 0, 1]) == [0, 1, 1, 2]
 
 
 def test_the_mask_explorer_shows_a_rows_ancestors_and_its_words() -> None:
     explorer = mask_explorer.MaskExplorer(shape="binary tree", count=7, row=4)
     assert "row 4 attends to 3" in explorer.figure(explorer.state).alt
     assert "0x0013" in explorer.footer.value
+    nodes = re.findall(
+        r'<rect x="([\d.]+)".*?width="40.00"', explorer.figure(explorer.state).markup
+    )
+    assert len(set(nodes)) == 3, "a column for each depth of the tree"
     explorer.widgets["shape"].value = "chain"
     assert "row 4 attends to 5" in explorer.figure(explorer.state).alt
     with pytest.raises(InvalidInput, match="shape"):

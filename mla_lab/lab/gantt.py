@@ -119,7 +119,6 @@ def side_by_side(
     titles: Sequence[str],
     title: str,
     *,
-    height: int = 440,
     kinds: Sequence[str] = (),
 ) -> go.Figure:
     """Lanes of several plans over one time axis. `kinds`: source of each, default predicted."""
@@ -144,7 +143,7 @@ def side_by_side(
             **layout,
             "template": TEMPLATE,
             "title": {"text": title},
-            "height": height,
+            "height": 440,
             "barmode": "overlay",
             "bargap": 0.0,
             "margin": {"l": 60, "r": 16, "t": 84, "b": 80},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -97,28 +96,17 @@ def _parse(text: str) -> IntTuple:
 
 
 def _show(value: IntTuple) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return "(" + ",".join(_show(v) for v in value) + ")"
+    return str(value).replace(" ", "").replace(",)", ")")
 
 
-def compact(shape: IntTuple) -> IntTuple:
-    """Column-major strides of `shape`: each mode steps over all modes to its left."""
-    strides = iter(_running_products(flatten(shape)))
-    return _refill(shape, strides)
-
-
-def _running_products(extents: tuple[int, ...]) -> Iterator[int]:
-    step = 1
-    for extent in extents:
-        yield step
-        step *= extent
-
-
-def _refill(form: IntTuple, values: Iterator[int]) -> IntTuple:
-    if isinstance(form, int):
-        return next(values)
-    return tuple(_refill(part, values) for part in form)
+def compact(shape: IntTuple, step: int = 1) -> IntTuple:
+    """Column-major strides of `shape`, the first of `step`: each mode steps over all modes to its
+    left.
+    """
+    if isinstance(shape, int):
+        return step
+    steps = [step * prod(flatten(shape[:i])) for i in range(len(shape))]
+    return tuple(compact(part, first) for part, first in zip(shape, steps, strict=True))
 
 
 def _offset(coordinate: IntTuple, shape: IntTuple, stride: IntTuple) -> int:

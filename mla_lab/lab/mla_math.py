@@ -8,6 +8,7 @@ columns meet the latent part and 64 the rope part; values have 128 columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -24,9 +25,7 @@ class Counter:
     def einsum(self, step: str, formula: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """np.einsum of two operands; `step` names what it is for."""
         sizes = dict(zip(formula.split("->")[0].replace(",", ""), a.shape + b.shape, strict=True))
-        count = 2
-        for size in sizes.values():
-            count *= size
+        count = 2 * prod(sizes.values())
         self.flops += count
         self.by_step[step] = self.by_step.get(step, 0) + count
         return np.einsum(formula, a, b, optimize=True)

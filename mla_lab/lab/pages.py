@@ -30,18 +30,18 @@ class Box(NamedTuple):
     rows: int
 
 
-def boxes(table: list[int], kv_len: int, page_size: int, tile_kv: int = TILE_KV) -> list[Box]:
+def boxes(table: list[int], kv_len: int, page_size: int) -> list[Box]:
     """The boxes of one request, tile after tile.
 
-    table: its page ids, in token order. page_size must divide tile_kv or be a multiple of it.
+    table: its page ids, in token order. page_size must divide TILE_KV or be a multiple of it.
     """
-    if page_size % tile_kv and tile_kv % page_size:
-        raise invalid("page_size", page_size, f"a divisor or a multiple of {tile_kv}")
+    if page_size % TILE_KV and TILE_KV % page_size:
+        raise invalid("page_size", page_size, f"a divisor or a multiple of {TILE_KV}")
     if len(table) * page_size < kv_len:
         raise invalid("table", f"{len(table)} pages", f"enough for {kv_len} tokens")
-    height = min(page_size, tile_kv)
+    height = min(page_size, TILE_KV)
     return [
-        Box(token // tile_kv, token % tile_kv, table[token // page_size], token % page_size, height)
+        Box(token // TILE_KV, token % TILE_KV, table[token // page_size], token % page_size, height)
         for token in range(0, kv_len, height)
     ]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 #: words of a rank's result; calls that each rank makes; how often each rank has its turn
 WORDS, CALLS, TURNS = 4, 4, (4, 1)
@@ -86,17 +87,12 @@ def moments(halves: int, seed: int) -> list[Ranks]:
     ended or all ranks poll in vain."""
     rng, state = random.Random(seed), Ranks(empty(halves))
     ranks = [_calls(rank, state) for rank in range(RANKS)]
-    found, idle = [_copy(state)], 0
+    found, idle = [deepcopy(state)], 0
     while not state.done and not state.hung:
         (rank,) = rng.choices(range(RANKS), TURNS)
         moved = next(ranks[rank])
         idle = 0 if moved else idle + 1
         state.hung = idle > PATIENCE
         if moved or state.hung:
-            found.append(_copy(state))
+            found.append(deepcopy(state))
     return found
-
-
-def _copy(state: Ranks) -> Ranks:
-    memory = [[[list(row) for row in half] for half in owner] for owner in state.memory]
-    return replace(state, memory=memory, calls=list(state.calls))

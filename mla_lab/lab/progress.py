@@ -11,6 +11,8 @@ import json
 import os
 from pathlib import Path
 
+from ..core.files import replacing
+
 VARIABLE = "MLA_LAB_PROGRESS"
 
 
@@ -42,9 +44,8 @@ def keep(number: str) -> bool:
     file = path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_name(f"{file.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        fresh.replace(file)
+        with replacing(file) as fresh:
+            fresh.write(json.dumps(known, indent=1, sort_keys=True).encode() + b"\n")
     except OSError:
         return False
     return True

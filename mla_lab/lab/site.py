@@ -25,9 +25,9 @@ from ..core.resources import data_dir
 from .course.syllabus import SESSIONS, Session, syllabus
 from .glossary import Term, pattern, term_of, terms, used_in
 from .html import BEHAVIOUR, execute, output_html
-from .session import prose
+from .session import notebook_path, prose
 from .style import stylesheet
-from .workbook_map import NOTEBOOKS, Entry
+from .workbook_map import NOTEBOOKS
 
 SCRIPT = "plotly.min.js"
 
@@ -171,7 +171,9 @@ def code_cell(cell: dict[str, Any]) -> str:
 
 def glossary_page() -> str:
     """The glossary with a place for each word and the notebooks that use it."""
-    uses = {entry: {t.name for t in used_in(_prose_of(entry))} for entry in NOTEBOOKS}
+    uses = {
+        entry: {t.name for t in used_in(prose(notebook_path(entry.number)))} for entry in NOTEBOOKS
+    }
     parts = ["# Glossary\n\nPrint this page: it has no side columns on paper."]
     for term in terms():
         where = ", ".join(
@@ -186,12 +188,6 @@ def glossary_page() -> str:
             )
         )
     return "\n\n".join(parts) + "\n"
-
-
-def _prose_of(entry: Entry) -> str:
-    from .session import notebook_path
-
-    return prose(notebook_path(entry.number))
 
 
 def front_page(pages: Sequence[str]) -> str:

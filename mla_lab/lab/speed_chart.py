@@ -73,9 +73,9 @@ def _legend(y: float) -> str:
     return "".join(parts)
 
 
-def chart(rows: Sequence[Row] | None = None, record: str = PLAIN) -> Svg:
-    """One row for each number of heads and requests; `rows` default to those of `record`."""
-    rows = rows_of(record) if rows is None else rows
+def chart() -> Svg:
+    """One row for each number of heads and requests."""
+    rows = rows_of(PLAIN)
     shown = groups(rows)
     most = max(value for peers in shown.values() for value in peers.values()) + 0.1
     scale = (WIDTH - LEFT - RIGHT) / (most - 0.9)
@@ -86,7 +86,7 @@ def chart(rows: Sequence[Row] | None = None, record: str = PLAIN) -> Svg:
         f"The best public kernel takes {average:.2f} times as long as {OURS} ({count} cases, "
         f"geometric mean; least {least:.2f})"
     )
-    where = f"{OURS}: {call}. {origin(rows)}. data/{record}"
+    where = f"{OURS}: {call}. {origin(rows)}. data/{PLAIN}"
     body = [
         '<rect width="100%" height="100%" fill="#FFFFFF"/>',
         label(16, 24, title, size=16, anchor="start"),

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+
+from plotly.colors import sample_colorscale
 
 from .style import FONT, GREY, INK, PAGE_INK, PAGE_PAPER
 
@@ -15,6 +16,7 @@ TINTS = ("#BBD7EA", "#F6D999", "#A8DCCB", "#EBCADB", "#CDE8F8", "#F0BE9A", "#FAF
 
 #: style of a drawing: a sheet with a margin
 SHEET = f"max-width:100%;height:auto;background:{PAGE_PAPER};padding:6px;box-sizing:border-box"
+_CIVIDIS = ("rgb(126,142,172)", "rgb(176,178,176)", "rgb(255,236,130)")
 #: a colour of the page, and the one that it is where the page has no theme
 _OF_PAGE = re.compile(r"var\(--[\w-]+,(#\w+)\)")
 
@@ -61,14 +63,8 @@ def tint(index: int) -> str:
 
 def ramp(position: float) -> str:
     """Cividis at `position` in [0, 1], lightened so that dark text stays readable."""
-    stops = ((0.0, (126, 142, 172)), (0.5, (176, 178, 176)), (1.0, (255, 236, 130)))
-    position = min(max(position, 0.0), 1.0)
-    for (x0, low), (x1, high) in pairwise(stops):
-        if position <= x1:
-            t = (position - x0) / (x1 - x0)
-            mixed = tuple(round(a + (b - a) * t) for a, b in zip(low, high, strict=True))
-            return f"#{mixed[0]:02x}{mixed[1]:02x}{mixed[2]:02x}"
-    return "#ffec82"
+    (color,) = sample_colorscale(_CIVIDIS, min(max(position, 0.0), 1.0), colortype="tuple")
+    return "#" + "".join(f"{round(255 * share):02x}" for share in color)
 
 
 def document(width: float, height: float, body: str, alt: str) -> Svg:

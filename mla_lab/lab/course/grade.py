@@ -195,10 +195,7 @@ def document(graded: list[Graded]) -> dict[str, Any]:
     students = [
         {
             "student": g.student,
-            "passed": g.count(PASSED),
-            "refused": g.count(REFUSED),
-            "untouched": g.count(UNTOUCHED),
-            "said": g.count(SAID),
+            **{state: g.count(state) for state in (PASSED, REFUSED, UNTOUCHED, SAID)},
             "marks": {n: vars(mark) for n, mark in sorted(g.marks.items())},
             "problems": g.problems,
         }

@@ -29,14 +29,6 @@ def parents(shape: str, count: int) -> list[int]:
     raise invalid("shape", repr(shape), SHAPES)
 
 
-def depths(parent: list[int]) -> list[int]:
-    """Ancestors of each token."""
-    found: list[int] = []
-    for p in parent:
-        found.append(0 if p < 0 else found[p] + 1)
-    return found
-
-
 class MaskExplorer(explorer.Explorer):
     """The tree left, its mask right; the chosen row's path is outlined in both."""
 
@@ -53,7 +45,7 @@ class MaskExplorer(explorer.Explorer):
         parent = parents(state["shape"], state["count"])
         visible = masks.tree(parent).tolist()
         row = min(state["row"], state["count"] - 1)
-        return row_of([_tree(parent, visible[row]), _mask(visible, row)], gap=40)
+        return row_of([_tree(parent, visible, row), _mask(visible, row)], gap=40)
 
     def note(self, state: dict[str, Any]) -> str:
         visible = masks.tree(parents(state["shape"], state["count"]))
@@ -63,9 +55,9 @@ class MaskExplorer(explorer.Explorer):
         return f"<div>Row {row} is packed as <code>{shown}</code>, column 0 the lowest bit.</div>"
 
 
-def _tree(parent: list[int], path: list[bool]) -> Svg:
+def _tree(parent: list[int], visible: list[list[bool]], chosen: int) -> Svg:
     """The draft tree, roots left, siblings below each other."""
-    depth = depths(parent)
+    path, depth = visible[chosen], [sum(seen) - 1 for seen in visible]
     width, height = _NODE
     at = {
         t: (depth[t] * (width + 26), 30 + depth[:t].count(depth[t]) * (height + 12))

@@ -31,12 +31,9 @@ def digits(value: float) -> dict[int, int]:
     """Binary digits of |value| by power of two, from the first one that is set to the last."""
     if value == 0:
         return {}
-    whole, lowest = abs(value), 0
-    while whole != int(whole):
-        whole, lowest = whole * 2, lowest - 1
-    number = int(whole)
-    while number % 2 == 0:
-        number, lowest = number // 2, lowest + 1
+    whole, parts = abs(value).as_integer_ratio()  # a bf16 number: parts is a power of two
+    zeros = (whole & -whole).bit_length() - 1
+    number, lowest = whole >> zeros, zeros - parts.bit_length() + 1
     return {lowest + i: number >> i & 1 for i in range(number.bit_length())}
 
 

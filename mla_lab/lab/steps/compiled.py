@@ -7,12 +7,10 @@ DSL launches the steps that were compiled elsewhere.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,22 +134,14 @@ def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
     return _compiled(number, cache.root / name, found)
 
 
-class _Loader(SourceFileLoader):
-    """Leaves no bytecode: a step's folder becomes a cache entry, which holds files alone."""
-
-    def set_data(self, path: Any, data: Any, *, _mode: int = 0o666) -> None:
-        """Write nothing."""
-
-
 def _module(path: Path, name: str) -> ModuleType:
-    loader = _Loader(name, str(path))
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None or spec.loader is None:
-        raise DoesNotCompile(f"{path.name} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
+    """A step's file as a module, without bytecode beside it: a cache entry holds files alone."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
     # the DSL looks names up in the module that a function names
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    code = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
+    exec(code, vars(module))
     return module
 
 

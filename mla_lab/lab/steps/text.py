@@ -7,7 +7,6 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +98,10 @@ def highlighted(code: str, marked: Sequence[int] = (), language: str = "python")
     """Code as HTML in the colours of the page's theme, which JupyterLab and Sphinx give to
     Pygments' classes; lines `marked` have a ground of their own.
     """
-    try:
-        from pygments import highlight  # type: ignore[import-untyped]
-        from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
-        from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
-    except ImportError:
-        return f"<pre style='{_FRAME}'>{escape(code)}</pre>"
+    from pygments import highlight  # type: ignore[import-untyped]
+    from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+    from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+
     form = HtmlFormatter(prestyles=_FRAME, hl_lines=list(marked))
     made = str(highlight(code, get_lexer_by_name(language, stripnl=False), form))
     for name, style in _STYLES.items():

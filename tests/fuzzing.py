@@ -8,11 +8,25 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mla_lab.core.errors import MlaLabError
 
 #: a test goes on for so long after its calls
 SECONDS = float(os.environ.get("MLA_LAB_FUZZ_SECONDS", "0"))
+
+#: other shapes and strides of a tensor
+ODD_SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t[:0],
+    lambda t: t[:1],
+    lambda t: t[..., :-1],
+    lambda t: t[None],
+    lambda t: t.flatten(),
+    lambda t: t.transpose(0, -1),
+    lambda t: t.clone(),
+    lambda t: torch.stack([t, t], -1)[..., 0],
+)
 
 
 def seeds(calls: int) -> Iterator[int]:

@@ -33,7 +33,7 @@ from mla_lab.reference.mla import decode_reference
 from mla_lab.reference.tolerance import rel_error
 
 from .contract_errors import arguments
-from .fuzzing import result_of, seeds
+from .fuzzing import ODD_SHAPES, result_of, seeds
 
 #: calls that a test changes in any case
 CALLS = 4000 if "MLA_LAB_LONG" in os.environ else 2000
@@ -59,14 +59,7 @@ ODD_VALUES: list[Callable[[], Any]] = [
     lambda: torch.empty(0, dtype=torch.uint8),
 ]
 ODD_TENSORS: list[Callable[[Tensor], Tensor]] = [
-    lambda t: t[:0],
-    lambda t: t[:1],
-    lambda t: t[..., :-1],
-    lambda t: t[None],
-    lambda t: t.flatten(),
-    lambda t: t.transpose(0, -1),
-    lambda t: t.clone(),
-    lambda t: torch.stack([t, t], -1)[..., 0],
+    *ODD_SHAPES,
     lambda t: t.to("meta"),
     lambda t: t.float(),
     lambda t: t.half(),

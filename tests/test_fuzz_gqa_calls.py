@@ -21,7 +21,7 @@ from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
 from mla_lab.reference.tolerance import rel_error
 
-from .fuzzing import result_of, seeds
+from .fuzzing import ODD_SHAPES, result_of, seeds
 
 CALLS = 1500
 GOOD: list[tuple[GqaShape, tuple[str, ...]]] = [
@@ -55,14 +55,7 @@ ODD: list[Any] = [
     *(torch.ones(2, 2, 2).to(torch.uint16), torch.empty(0, dtype=torch.uint8)),
 ]
 CHANGES = (
-    lambda t: t[:0],
-    lambda t: t[:1],
-    lambda t: t[..., :-1],
-    lambda t: t[None],
-    lambda t: t.flatten(),
-    lambda t: t.transpose(0, -1),
-    lambda t: t.clone(),
-    lambda t: torch.stack([t, t], -1)[..., 0],
+    *ODD_SHAPES,
     lambda t: t.float(),
     lambda t: t.int(),
     lambda t: t.roll(1, 0),

@@ -46,10 +46,10 @@ def kernel_of(config: KernelConfig) -> BuiltKernel:
 
 def ptx_of(config: KernelConfig) -> dict[str, int]:
     """Counts of its PTX instructions that move tiles, multiply them, vote or reduce."""
-    found = shipped_builds.ptx_of(config)
-    if found is None:
-        found = shipped_builds.instructions(compiled(config).ptx.read_text(encoding="utf-8"))
-    return found
+    if row := shipped_builds.current().get(config.name()):
+        found: dict[str, int] = row["ptx"]
+        return found
+    return shipped_builds.instructions(compiled(config).ptx.read_text(encoding="utf-8"))
 
 
 def products_of(config: KernelConfig) -> set[str]:

@@ -80,7 +80,7 @@ def test_the_record_has_what_a_compiler_makes_of_these_sources(config: KernelCon
     artifact = jit.compile(config, "sm_90a", progress=quiet)
     made = xray.inspect(artifact)
     text = artifact.ptx.read_text(encoding="utf-8")
-    assert shipped_builds.ptx_of(config) == shipped_builds.instructions(text)
+    assert shipped_builds.current()[config.name()]["ptx"] == shipped_builds.instructions(text)
     for row, kernel in zip(recorded, map(shipped_builds.described, made.kernels), strict=True):
         assert row == (kernel if kernel.opcodes else replace(kernel, opcodes=row.opcodes))
 

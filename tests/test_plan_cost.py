@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mla_lab.backends.cute.backend import common_reason
-from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.calibrate import Launches, Measured
 from mla_lab.call.form import Features
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.core.gpu import H100, H200, from_properties
@@ -269,9 +269,11 @@ def test_launches_as_arrays_are_priced_as_one_by_one(problem, policy, fused):
         plan = make_plan(problem, tile_rows=rows, num_workers=workers, policy=policy, model=model)
         cases.append((costs, Measured(plan, 1.0, cluster, fused), predicted_us(plan, model)))
     for costs, case, us in cases:
-        assert predictions(costs, [case])[0] == pytest.approx(us, rel=1e-3)
+        assert Launches([case]).predict(costs)[0] == pytest.approx(us, rel=1e-3)
     both = [case for costs, case, _ in cases if costs is KEEP_AB]
-    assert predictions(KEEP_AB, both) == pytest.approx([us for _, _, us in cases[:2]], rel=1e-3)
+    assert Launches(both).predict(KEEP_AB) == pytest.approx(
+        [us for _, _, us in cases[:2]], rel=1e-3
+    )
 
 
 def test_constants_are_read_from_their_record(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from mla_lab.bench.cases import uniform_case
 from mla_lab.bench.tune import fitting, format_costs
-from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.calibrate import Launches, Measured
 from mla_lab.bench.tune.fitting import Launch
 from mla_lab.bench.tune.format_costs import by_formats, fit_formats, start_of
 from mla_lab.bench.tune.sweep import variants
@@ -37,7 +37,7 @@ def swept(formats: tuple[str, str], factor: float) -> list[Launch]:
                 block_ns=variant.costs.block_ns * factor,
                 block_row_ns=variant.costs.block_row_ns * factor,
             )
-            (us,) = predictions(taken, [Measured(plan, 1.0, config.cluster, variant.fused)])
+            (us,) = Launches([Measured(plan, 1.0, config.cluster, variant.fused)]).predict(taken)
             measured = Measured(plan, float(us), config.cluster, variant.fused)
             found.append(Launch(case.name, (config.kernel, mode_of(config)), measured))
     return found

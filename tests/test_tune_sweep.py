@@ -13,7 +13,7 @@ from mla_lab.bench.cases import anchor_cases, uniform_case
 from mla_lab.bench.peers.variant import Variant
 from mla_lab.bench.records import Record, describe_case, read, results
 from mla_lab.bench.tune import fitting
-from mla_lab.bench.tune.calibrate import Measured, predictions
+from mla_lab.bench.tune.calibrate import Launches, Measured
 from mla_lab.bench.tune.fitting import Launch, fit_all, held_out, launches, quality
 from mla_lab.bench.tune.sweep import METHOD, PER_TILE, Sweep, fitting_tiles, variants
 from mla_lab.cli import main
@@ -48,7 +48,7 @@ def timed_by(costs, cases):
     by_key = {family.key: family for family in costs}
     found = [launch_of(v, case) for case in cases for v in variants(case.problem)]
     for launch in found:
-        (us,) = predictions(by_key[launch.key], [launch.measured])
+        (us,) = Launches([launch.measured]).predict(by_key[launch.key])
         yield replace(launch, measured=replace(launch.measured, us=float(us)))
 
 

@@ -235,10 +235,9 @@ class CaseRun:
             if self.method.isolated:
                 replays[ISOLATED] = self.timer.ready(prepared.launches[:1], cold=True)
         if self.method.planned and prepared.planned_launches:
+            first = prepared.planned_launches[0]
             try:
-                prepared.planned_launches[
-                    0
-                ]()  # kernels must be compiled and loaded before a capture
+                first()  # kernels must be compiled and loaded before a capture
             except MlaLabError as refusal:
                 entry.row["notes"]["planned"] = str(refusal)
                 return replays

@@ -115,12 +115,6 @@ def kernels_of(each: Row) -> tuple[BuiltKernel, ...]:
     return tuple(BuiltKernel(**one) for one in each["kernels"])
 
 
-def ptx_of(config: KernelConfig) -> dict[str, int] | None:
-    """`instructions` of a build by `current`; None where the record does not have it."""
-    found = current().get(config.name())
-    return found["ptx"] if found else None
-
-
 def same_compilers(kernel: str, each: Row) -> bool:
     """Whether the row is of this machine's compilers, or there are none here."""
     here = _compilers(kernel)

@@ -113,11 +113,6 @@ def _workers(plan: Plan, kv_ways: int) -> np.ndarray:
     return np.unique(np.stack(sums, axis=1), axis=0) if len(tiles) else np.zeros((1, 4))
 
 
-def predictions(costs: KernelCosts, cases: Sequence[Measured]) -> np.ndarray:
-    """Predicted microseconds of each case under `costs`, float64."""
-    return Launches(cases).predict(costs)
-
-
 def gauss_newton(
     residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray, rounds: int
 ) -> np.ndarray:

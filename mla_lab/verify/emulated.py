@@ -93,21 +93,16 @@ def builds(part: str = "") -> list[KernelConfig]:
 
 def cases(config: KernelConfig) -> Iterator[Case]:
     """Cases of a build, with several query tokens where its mask allows them."""
+    dual, pieces = config.option("dual"), config.option("pieces")
     several = config.mask != "none" or config.kernel == "cute/keep_ab_sm90"
-    if config.option("dual"):
-        several = config.option("dual") == 2
-        yield from (replace(case, q_len=case.q_len if several else 1) for case in DUAL_CASES)
-        return
-    if config.option("pieces"):
-        yield from (replace(case, q_len=case.q_len if several else 1) for case in PIECE_CASES)
-        return
-    for case in CASES:
-        q_len = case.q_len if several else 1
+    if dual:
+        several = dual == 2
+    for each in DUAL_CASES if dual else PIECE_CASES if pieces else CASES:
+        case = each if several else replace(each, q_len=1)
         if case.splits == 0 and config.option("grid"):
             few = case.kv_lens[: MOST_AT_ONCE if config.cluster < 8 else 2]
-            yield replace(case, q_len=q_len, splits=2, kv_lens=few)
-        else:
-            yield replace(case, q_len=q_len)
+            case = replace(case, splits=2, kv_lens=few)
+        yield case
 
 
 def run_build(artifact: Artifact) -> Row:

@@ -29,6 +29,8 @@ KV_TILE, TILES_A_SPLIT = 128, 3
 #: every so many configurations other schedules run too
 EVERY = 10
 SCHEDULES = ("greedy", "random", "late", "adverse")
+#: `splits` of a `Run`
+SPLITS: dict[str, int | None] = {"1": 1, "2": 2, "3": 3, "found": 0, "own length": None}
 FACTORS: dict[str, tuple[str, ...]] = {
     "format": ("bf16", "fp16", "e4m3", "e4m3 to e4m3", "bf16 on e4m3"),
     "page": ("16", "32", "64", "128"),
@@ -36,7 +38,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "q_len": ("1", "3", "8", "ragged"),
     "build": ("plain", "sinks", "scales", "tree"),
     "lengths": ("none and few", "a tile", "long"),
-    "splits": ("1", "2", "3", "found", "own length"),
+    "splits": tuple(SPLITS),
     "schedule": ("fair", "random", "adverse"),
 }
 LENGTHS = {"none and few": (0, 5), "a tile": (128, 65), "long": (700, 391)}
@@ -137,9 +139,7 @@ def feature_runs() -> Iterator[Run]:
         problem = problem_for(config, LENGTHS[case["lengths"]], int(case["heads"]), tokens)
         if ragged:
             problem = replace(problem, q_lens=RAGGED)
-        splits = {"found": 0, "own length": None}.get(case["splits"], -1)
-        if splits == -1:
-            splits = int(case["splits"])
+        splits = SPLITS[case["splits"]]
         name = "_".join(value.replace(" ", "-") for value in case.values())
         workers = 3 if splits is None else 0
         yield Run(name, config, problem, splits, workers, index, (case["schedule"],))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,11 @@ class Verdict:
 
     target: Target
     figure: Figure
-    met: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "met", self.target.met(self.figure))
+    @property
+    def met(self) -> bool:
+        """True if the figure meets the bound."""
+        return self.target.met(self.figure)
 
 
 def load() -> list[Target]:

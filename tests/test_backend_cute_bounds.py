@@ -152,6 +152,17 @@ def test_bounds_that_hold_fill_nothing(kernels: dict[KernelConfig, AbiKernel]) -
         assert made._fills is False
 
 
+def test_one_ragged_request_takes_a_grid_that_reads_its_query_tokens_on_the_device(
+    kernels: dict[KernelConfig, AbiKernel],
+) -> None:
+    inputs = inputs_of(Problem((2,), (700,), 16), "lse", "ragged")
+    check(inputs, native(inputs))
+    ((config, kernel),) = kernels.items()
+    assert config.option("grid") == 1
+    assert kernel.launches[0][-2:] == (2, 0)
+    assert kernel.launches[0][9] is inputs.cum_seq_lens_q
+
+
 def test_what_32_bit_offsets_do_not_reach_is_refused(
     kernels: dict[KernelConfig, AbiKernel],
 ) -> None:

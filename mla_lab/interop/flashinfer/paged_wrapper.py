@@ -171,12 +171,12 @@ class BatchMLAPagedAttentionWrapper:
         check_lengths(kv_lens, pages, page_size, starts[batch], len(kv_indices))
         check_pages(kv_indices[: starts[batch]])
         numbers: dict[str, Any] = {
-            "heads": num_heads,
-            "latent_dim": head_dim_ckv,
-            "rope_dim": head_dim_kpe,
+            "num_heads": num_heads,
+            "head_dim_ckv": head_dim_ckv,
+            "head_dim_kpe": head_dim_kpe,
             "page_size": page_size,
-            "q_dtype": q_data_type,
-            "kv_dtype": kv_data_type,
+            "q_data_type": q_data_type,
+            "kv_data_type": kv_data_type,
             "sm_scale": sm_scale,
         }
         if self._use_cuda_graph:
@@ -267,7 +267,9 @@ class BatchMLAPagedAttentionWrapper:
         cache = side_by_side(ckv_cache, kpe_cache)
         if not (len(ckv_cache) or planned.pages):
             # no request has a token, so that no page is read; a call needs one
-            cache = ckv_cache.new_zeros(1, planned.page_size, planned.latent_dim + planned.rope_dim)
+            cache = ckv_cache.new_zeros(
+                1, planned.page_size, planned.head_dim_ckv + planned.head_dim_kpe
+            )
         if cache is None:
             if not self._copies_caches:
                 supported = "columns [..., :512] and [..., 512:] of one buffer, or copies_caches"
@@ -309,8 +311,8 @@ class BatchMLAPagedAttentionWrapper:
                 cache,
                 self._workspace,
                 NOPE_DIM,
-                planned.latent_dim,
-                planned.rope_dim,
+                planned.head_dim_ckv,
+                planned.head_dim_kpe,
                 planned.block_tables,
                 planned.seq_lens,
                 planned.max_seq_len,

@@ -20,31 +20,23 @@ CACHE_DTYPES = (*SIXTEEN_BITS, torch.float8_e4m3fn)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 #: page ids have 32 bits in a block table
 LAST_PAGE = 2**31 - 1
-#: what a captured call keeps, by its name in `plan`: the field of `Planned`
-FIXED = {
-    "num_heads": "heads",
-    "head_dim_ckv": "latent_dim",
-    "head_dim_kpe": "rope_dim",
-    "page_size": "page_size",
-    "q_data_type": "q_dtype",
-    "kv_data_type": "kv_dtype",
-    "sm_scale": "sm_scale",
-}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What `plan` keeps for `run`: numbers, and tensors on the wrapper's device."""
+    """What `plan` keeps for `run`: its numbers by their names there, and tensors on the wrapper's
+    device.
+    """
 
     #: numbers of one step that `run` compares its tensors with
-    heads: int
-    latent_dim: int
-    rope_dim: int
+    num_heads: int
+    head_dim_ckv: int
+    head_dim_kpe: int
     page_size: int
     #: entries of kv_indices that the plan uses
     pages: int
-    q_dtype: torch.dtype
-    kv_dtype: torch.dtype
+    q_data_type: torch.dtype
+    kv_data_type: torch.dtype
     sm_scale: float
     total_q: int
     batch: int
@@ -153,11 +145,10 @@ def check_pages(used: Tensor) -> None:
 
 def check_same(old: Planned, numbers: Mapping[str, Any]) -> None:
     """A captured call keeps the numbers of the first plan."""
-    for name, field in FIXED.items():
-        before = getattr(old, field)
-        if numbers[field] != before:
-            supported = f"{before}, as in the first plan, with CUDA graphs"
-            raise invalid(name, numbers[field], supported)
+    for name, number in numbers.items():
+        before = getattr(old, name)
+        if number != before:
+            raise invalid(name, number, f"{before}, as in the first plan, with CUDA graphs")
 
 
 def check_workspace(name: str, buffer: object) -> None:
@@ -209,13 +200,13 @@ def check_lengths(
 
 def check_tensors(planned: Planned, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor) -> None:
     """Types, dtypes, shapes and devices as planned, before anything is copied."""
-    rows, device = (planned.total_q, planned.heads), planned.seq_lens.device
+    rows, device = (planned.total_q, planned.num_heads), planned.seq_lens.device
     tokens = (*argument.tensor("ckv_cache", ckv).shape[:1], planned.page_size)
     expected = {
-        "q_nope": (q_nope, planned.q_dtype, (*rows, planned.latent_dim)),
-        "q_pe": (q_pe, planned.q_dtype, (*rows, planned.rope_dim)),
-        "ckv_cache": (ckv, planned.kv_dtype, (*tokens, planned.latent_dim)),
-        "kpe_cache": (kpe, planned.kv_dtype, (*tokens, planned.rope_dim)),
+        "q_nope": (q_nope, planned.q_data_type, (*rows, planned.head_dim_ckv)),
+        "q_pe": (q_pe, planned.q_data_type, (*rows, planned.head_dim_kpe)),
+        "ckv_cache": (ckv, planned.kv_data_type, (*tokens, planned.head_dim_ckv)),
+        "kpe_cache": (kpe, planned.kv_data_type, (*tokens, planned.head_dim_kpe)),
     }
     for name, (value, dtype, shape) in expected.items():
         tensor = argument.tensor(name, value)
@@ -229,11 +220,11 @@ def check_tensors(planned: Planned, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, k
 
 def check_results(planned: Planned, out: Tensor | None, lse: Tensor | None) -> None:
     """The caller's out and lse, before anything is copied."""
-    rows, device = (planned.total_q, planned.heads), planned.seq_lens.device
+    rows, device = (planned.total_q, planned.num_heads), planned.seq_lens.device
     if out is not None:
-        argument.array("out", out, SIXTEEN_BITS, [(*rows, planned.latent_dim)], device)
+        argument.array("out", out, SIXTEEN_BITS, [(*rows, planned.head_dim_ckv)], device)
     if lse is not None:
-        dense = (planned.batch, planned.q_len, planned.heads)
+        dense = (planned.batch, planned.q_len, planned.num_heads)
         shapes = [rows, dense] if planned.q_len else [rows]
         argument.array("lse", lse, [torch.float32], shapes, device)
 
@@ -243,7 +234,7 @@ def scales(
 ) -> tuple[float, float]:
     """Scale of the latent part, and of the rope part by it."""
     given = {"ckv_scale": ckv_scale, "kpe_scale": kpe_scale}
-    eight_bits = planned.kv_dtype is torch.float8_e4m3fn
+    eight_bits = planned.kv_data_type is torch.float8_e4m3fn
     for name, value in given.items():
         if (value is not None) is not eight_bits:
             raise invalid(name, value, "a number for a cache of e4m3, else None")

@@ -269,17 +269,16 @@ class _Builder:
         return artifacts.artifact(self.cache.root / name, config, self.arch, facts)
 
     def _run_compiler(self, config: KernelConfig, folder: Path, name: str) -> dict[str, Any]:
-        kind = self.cute.build if config.kernel.startswith("cute/") else self._nvcc
         try:
-            facts = kind(config, folder)
+            if config.kernel.startswith("cute/"):
+                facts = self.cute.build(config, folder)
+            else:
+                facts = cuda_build.build(config, self.arch, folder)
         except CompileFailure as error:
             log = self.cache.log_path(name)
             log.write_text(error.log)
             raise BuildError(f"{error} (all the compiler said: {log})") from None
         return {**facts, "resources": _resources(folder, facts.pop("dynamic_shared", []))}
-
-    def _nvcc(self, config: KernelConfig, folder: Path) -> dict[str, Any]:
-        return cuda_build.build(config, self.arch, folder)
 
 
 def _resources(folder: Path, dynamic_shared: list[int | None]) -> list[dict[str, Any]]:

@@ -33,13 +33,9 @@ def run(args: argparse.Namespace) -> None:
     if args.rounds is not None and args.record is None:
         raise invalid("--rounds", rounds, "it with --record")
     if args.record is not None:
-        _check_gpu()
+        import torch
+
+        if not torch.cuda.is_available():
+            raise unsupported("--record", "no GPU here", "a machine with one")
         ladder.measure(args.record, rounds, lambda text: print(text, file=sys.stderr, flush=True))
     print(ladder.tables(args.show or args.record))
-
-
-def _check_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise unsupported("--record", "no GPU here", "a machine with one")

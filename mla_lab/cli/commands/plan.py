@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> None:
             raise invalid("--policy", repr(policy), (*POLICIES, *RULES))
     plans = {}
     rows = []
-    for policy in args.policy or _all(args, asked.problem):
+    # all policies, and the rules of a call without a plan where they have such tiles
+    rules = RULES if _has_rules(args, asked.problem) else ()
+    for policy in args.policy or (*POLICIES, *rules):
         plans[policy], row = _row(asked.problem, policy, gpu, args)
         rows.append(row)
     if args.json:
@@ -79,13 +81,6 @@ def run(args: argparse.Namespace) -> None:
     if args.tiles:
         for plan in plans.values():
             print(f"\n{plan}")
-
-
-def _all(args: argparse.Namespace, problem: Problem) -> list[str]:
-    """The policies, and the rules of a call without a plan where they have such tiles."""
-    from ...plan import POLICIES, RULES
-
-    return [*POLICIES, *(RULES if _has_rules(args, problem) else ())]
 
 
 def _has_rules(args: argparse.Namespace, problem: Problem) -> bool:

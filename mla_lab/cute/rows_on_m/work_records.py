@@ -39,7 +39,7 @@ def batch_of(cfg: Config, g: Globals) -> Batch:
     tile_rows, single = BLOCK * cfg.cluster, LEAST_BLOCKS[cfg.dual] if cfg.dual else 0
     return Batch(
         g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, tile_rows,
-        single=single, pieces=bool(cfg.pieces), deals=not cfg.gather,
+        single=single, pieces=bool(cfg.pieces), deals=not cfg.gather, tokens=query_tokens(g),
     )  # fmt: skip
 
 

@@ -16,15 +16,15 @@ from mla_lab.core.errors import InvalidInput
 from mla_lab.emulate import machine
 from mla_lab.lab import exercises
 from mla_lab.lab.explorers.step import changes, marked_lines
-from mla_lab.lab.steps import STEPS, kernel, solution, step, text, trials
+from mla_lab.lab.steps import STEPS, catalogue, kernel, solution, step, text
 from mla_lab.lab.steps import live as live_module
+from mla_lab.lab.steps.catalogue import Trial, trial
 from mla_lab.lab.steps.compiled import DoesNotCompile
 from mla_lab.lab.steps.kernel import StepKernel
 from mla_lab.lab.steps.live import live
 from mla_lab.lab.steps.outcome import emulate
 from mla_lab.lab.steps.plain import constants_of
 from mla_lab.lab.steps.report import ptx_changes, report
-from mla_lab.lab.steps.trials import Trial, trial
 
 from . import step_answers
 from .needs import needs_cxx
@@ -98,7 +98,7 @@ def test_the_authors_kernel_is_right_and_its_report_is_small(number: str) -> Non
     assert [o.schedule for o in author.outcomes] == list(STEPS[number].schedules)
     assert author.outcome.is_right, author.hazards()
     assert author.xray.spills == 0
-    page = report(author).data + lab.StepExplorer(number).picture().html
+    page = report(author).data + lab.StepExplorer(number).picture().markup
     assert "Right numbers" in page
     assert len(page) < 60_000
     if author.step.before:
@@ -147,7 +147,7 @@ def test_a_step_of_splits_takes_any_number_of_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """11 tiles; a worker without one sends nothing, and nobody waits for it."""
-    monkeypatch.setattr(trials, "WORKERS", workers)
+    monkeypatch.setattr(catalogue, "WORKERS", workers)
     outcome = emulate(solution("69").compiled.emulated(), trial("69"), "fair")
     assert outcome.is_right, outcome.hazards()
 
@@ -314,7 +314,7 @@ def test_marked_lines_are_those_with_the_words() -> None:
     wanted = [i for i, t in enumerate(lines, 1) if any(f in t for f in STEPS["64"].functions)]
     assert found == wanted and len(found) >= 3
     assert not marked_lines(step("64"), "\n".join(lines), "nothing")
-    assert 'class="hll"' in lab.StepExplorer("64").picture().html
+    assert 'class="hll"' in lab.StepExplorer("64").picture().markup
     titles = [lab.StepExplorer(n).title(mark="products") for n in STEPS]
     assert all(t.endswith(("marked: products", ", none of them about products")) for t in titles)
     assert any("none of them about products" in t for t in titles)

@@ -30,7 +30,7 @@ from mla_lab.lab.measuring import ANCHOR, headline_rows, measured_card, runs
 from mla_lab.lab.policies import FA3_SHARE
 from mla_lab.lab.predicted import partial_mb
 from mla_lab.lab.roofline import intensity
-from mla_lab.lab.steps.trials import TILE, WIDTH
+from mla_lab.lab.steps.catalogue import TILE, WIDTH
 from mla_lab.lab.tile_homes import THREADS
 from mla_lab.plan import make_plan
 from mla_lab.plan.policies import fa3_splits

@@ -47,10 +47,6 @@ class Svg:
         return self.markup
 
     @property
-    def html(self) -> str:
-        return self.markup
-
-    @property
     def fixed(self) -> str:
         """The markup in the colours of a light page, for a file."""
         return _OF_PAGE.sub(r"\1", self.markup)

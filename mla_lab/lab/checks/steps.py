@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..layout import IntTuple, Layout, compact
+from ..steps.catalogue import TABLE
 from ..steps.compiled import DoesNotCompile
 from ..steps.kernel import StepKernel
 from ..steps.plain import constants_of, in_module
-from ..steps.trials import TABLE
 from .hints import NOTHING_YET, Attempt, Check, Hint, need, short
 from .step_hints import HINTS, PRAISE
 from .step_numbers import NUMBERS

@@ -5,7 +5,7 @@
 module as it stands. Either compiles once and is then taken from the cache of kernels.
 """
 
-from .catalogue import STEPS, Step, step
+from .catalogue import STEPS, Step, step, trial
 from .kernel import StepKernel, kernel, solution
 
-__all__ = ["STEPS", "Step", "StepKernel", "kernel", "solution", "step"]
+__all__ = ["STEPS", "Step", "StepKernel", "kernel", "solution", "step", "trial"]

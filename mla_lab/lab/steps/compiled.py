@@ -88,14 +88,10 @@ def _prebuilt(number: str, text: str, args: tuple[Any, ...]) -> Compiled | None:
     for place in prebuilt_caches(ARCH):
         versions = manifest_versions(place, "cute/step")
         name = entry_name(number, text, args, versions) if versions else ""
-        found = place.find(name) if name else None
+        found: Any = place.find(name) if name else None
         if found:
-            return _compiled(number, place.root / name, found)
+            return Compiled(number, place.root / name, tuple(found["needs"]))
     return None
-
-
-def _compiled(number: str, folder: Path, facts: dict[str, Any]) -> Compiled:
-    return Compiled(number, folder, tuple(facts["needs"]))
 
 
 def _signature(args: tuple[Any, ...]) -> str:
@@ -130,8 +126,8 @@ def compile_step(number: str, text: str, args: tuple[Any, ...]) -> Compiled:
         finally:
             sys.modules.pop(name, None)
 
-    found = cache.find(name) or cache.build(name, make, waiting=lambda: None)
-    return _compiled(number, cache.root / name, found)
+    found: Any = cache.find(name) or cache.build(name, make, waiting=lambda: None)
+    return Compiled(number, cache.root / name, tuple(found["needs"]))
 
 
 def _module(path: Path, name: str) -> ModuleType:

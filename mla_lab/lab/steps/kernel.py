@@ -12,7 +12,6 @@ from . import text as texts
 from .catalogue import Step, step
 from .compiled import Compiled, compile_step
 from .outcome import Outcome, emulate, words_of
-from .trials import trial
 
 
 class StepKernel:
@@ -38,7 +37,7 @@ class StepKernel:
     @cached_property
     def compiled(self) -> Compiled:
         """Its files. Raises DoesNotCompile with the compiler's words."""
-        return compile_step(self.step.number, self.text, trial(self.step.number).args)
+        return compile_step(self.step.number, self.text, self.step.trial().args)
 
     @cached_property
     def xray(self) -> KernelReport:
@@ -50,7 +49,7 @@ class StepKernel:
         """One for each schedule of the step, until one is wrong."""
         emulated, found = self.compiled.emulated(), []
         for schedule in self.step.schedules:
-            found.append(emulate(emulated, trial(self.step.number), schedule))
+            found.append(emulate(emulated, self.step.trial(), schedule))
             if not found[-1].is_right:
                 break
         return found

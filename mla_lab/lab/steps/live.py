@@ -14,7 +14,6 @@ from ...jit import load
 from ..session import gpu_name
 from .kernel import StepKernel, solution
 from .outcome import compare
-from .trials import trial
 
 #: launches that are timed, each by events of its own
 LAUNCHES = 50
@@ -42,7 +41,7 @@ def live(kernel: StepKernel) -> HTML:
 
 def launch(kernel: StepKernel) -> tuple[list[Any], float]:
     """(wrong outputs, microseconds of a launch by events around each) on the current device."""
-    tested = trial(kernel.step.number)
+    tested = kernel.step.trial()
     args = [a.cuda() if isinstance(a, Tensor) else a for a in tested.fresh()]
     run = load(kernel.compiled.artifact).launch
     run(*args)

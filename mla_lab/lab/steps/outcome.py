@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ...emulate import EmulatedKernel, Fault, Finding, Options, Run
 from ...emulate.ptx import Place
-from .catalogue import FOLDER
+from .catalogue import FOLDER, Trial
 from .text import module_text
-from .trials import Trial
 
 #: what a stuck thread waits for, in the emulator's words
 _STATE = re.compile(r"\[(mbarrier [^\]]*)\]")

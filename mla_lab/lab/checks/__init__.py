@@ -5,13 +5,12 @@ Each check takes an `Attempt` and returns one sentence of praise, or raises `Hin
 
 from __future__ import annotations
 
-from . import debugging, foundations, kernels, memory, plans, steps
+from . import debugging, foundations, kernels, plans, steps
 from .hints import Attempt, Check, Hint
 
 #: by number of the exercise
 CHECKS: dict[str, Check] = {
     **foundations.CHECKS,
-    **memory.CHECKS,
     **plans.CHECKS,
     **kernels.CHECKS,
     **debugging.CHECKS,

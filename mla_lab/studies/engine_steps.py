@@ -20,7 +20,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +143,12 @@ def _eager(loop: Loop) -> dict[str, Any]:
     with contextlib.nullcontext() if synchronised else _without_sync(loop.device):
         for _ in range(ROUNDS):
             _wait(loop.device)
-            start, end = _event(loop.device), _event(loop.device)
             begin = time.perf_counter()
             metadata = loop.build()
-            built = time.perf_counter()
-            start.record()
-            loop.step(metadata)
-            end.record()
-            done = time.perf_counter()
-            end.synchronize()
-            builds.append(1e6 * (built - begin))
-            hosts.append(1e6 * (done - built) / loop.shape.layers)
-            devices.append(1e3 * start.elapsed_time(end) / loop.shape.layers)
+            builds.append(1e6 * (time.perf_counter() - begin))
+            host_us, device_us = _timed(loop, partial(loop.step, metadata))
+            hosts.append(host_us / loop.shape.layers)
+            devices.append(device_us / loop.shape.layers)
     row = {
         "build_us": round(statistics.median(builds), 1),
         "host_us_a_layer": round(statistics.median(hosts), 2),
@@ -178,15 +173,10 @@ def _graph(loop: Loop) -> dict[str, Any]:
     before, times, hosts = _allocations(loop.device), [], []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
-        start, end = _event(loop.device), _event(loop.device)
-        begin = time.perf_counter()
         with _without_sync(loop.device):
-            start.record()
-            graph.replay()
-            end.record()
-        hosts.append(1e6 * (time.perf_counter() - begin))
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / loop.shape.layers)
+            host_us, device_us = _timed(loop, graph.replay)
+        hosts.append(host_us)
+        times.append(device_us / loop.shape.layers)
     row = {
         f"graph_{name}": value - before[name] for name, value in _allocations(loop.device).items()
     }
@@ -195,6 +185,18 @@ def _graph(loop: Loop) -> dict[str, Any]:
         "graph_host_us": round(statistics.median(hosts), 1),
         "graph_same_bits": all(map(torch.equal, kept, eager)),
     }
+
+
+def _timed(loop: Loop, work: Callable[[], object]) -> tuple[float, float]:
+    """Microseconds of the host until `work` is enqueued, and of the device."""
+    start, end = _event(loop.device), _event(loop.device)
+    begin = time.perf_counter()
+    start.record()
+    work()
+    end.record()
+    host_us = 1e6 * (time.perf_counter() - begin)
+    end.synchronize()
+    return host_us, 1e3 * start.elapsed_time(end)
 
 
 def _synchronises(loop: Loop) -> bool:

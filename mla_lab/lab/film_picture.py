@@ -172,13 +172,15 @@ def _last(found: Film, warp: int) -> int:
     return max((s.end for s in found.spans if s.track == f"warp {warp}"), default=0)
 
 
+def waits_at(found: Film | PairFilm, slot: int) -> dict[int, str]:
+    """Names of the barriers at which warps wait at a slot."""
+    waits = [s for s in found.spans if s.kind == "wait" and s.begin <= slot < s.end]
+    return {int(s.track.split()[1]): s.name for s in waits if s.track.startswith("warp ")}
+
+
 def waiting_for(found: Film, slot: int) -> dict[int, str]:
     """What each warp waits for at a slot; warps that run are not there."""
-    now = {
-        int(s.track.split()[1]): s.name
-        for s in found.spans
-        if s.kind == "wait" and s.begin <= slot < s.end
-    }
+    now = waits_at(found, slot)
     for warp, name in found.stuck.items():
         if slot >= _last(found, warp):
             now[warp] = name

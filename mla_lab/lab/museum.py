@@ -61,22 +61,9 @@ class Bug:
         """(where it comes from, its symptom, what mends it or why no check sees it)."""
         return TEXTS[self.name]
 
-    def lines(self, broken: bool = True) -> list[str]:
+    def lines(self) -> list[str]:
         """The model's listing, or nothing for a bug in a shipped kernel."""
-        model = MODELS.get(self.name)
-        return listing(model.broken if broken else model.mended) if model else []
-
-
-def _model(name: str, broken: bool) -> Outcome:
-    model = MODELS[name]
-    text = model.broken if broken else model.mended
-    found = run(text, model, name.replace(",", "").replace(" ", "_"))
-    return Outcome(tuple(found), not found)
-
-
-def _filmed(name: str, schedule: str = "fair") -> Outcome:
-    made = film_breaks.film_of(name, schedule)
-    return Outcome(made.findings, made.right)
+        return listing(MODELS[self.name].broken) if self.name in MODELS else []
 
 
 def _emulated(kernel: EmulatedKernel, call: Call) -> Outcome:
@@ -188,7 +175,11 @@ def _bug(name: str, seen: str, made: Callable[[bool], Outcome]) -> Bug:
 
 
 def _of_film(name: str, schedule: str = "fair") -> Callable[[bool], Outcome]:
-    return lambda broken: _filmed(name if broken else film_breaks.NOTHING, schedule)
+    def filmed(broken: bool) -> Outcome:
+        made = film_breaks.film_of(name if broken else film_breaks.NOTHING, schedule)
+        return Outcome(made.findings, made.right)
+
+    return filmed
 
 
 def _of_edits(of: Callable[[], Recording], edits: Callable[[], Any]) -> Callable[[bool], Outcome]:
@@ -196,7 +187,13 @@ def _of_edits(of: Callable[[], Recording], edits: Callable[[], Any]) -> Callable
 
 
 def _of_model(name: str) -> Callable[[bool], Outcome]:
-    return lambda broken: _model(name, broken)
+    def modelled(broken: bool) -> Outcome:
+        model = MODELS[name]
+        text = model.broken if broken else model.mended
+        found = run(text, model, name.replace(",", "").replace(" ", "_"))
+        return Outcome(tuple(found), not found)
+
+    return modelled
 
 
 BUGS = (

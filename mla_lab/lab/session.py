@@ -125,13 +125,9 @@ def finish() -> None:
 
 def widget_errors() -> list[str]:
     """Errors inside `Output` widgets, which a notebook run does not raise."""
-    found = []
-    for widget in _instances():
-        if isinstance(widget, widgets.Output):
-            for output in widget.outputs:
-                if output.get("output_type") == "error":
-                    found.append(f"{output.get('ename')}: {output.get('evalue')}")
-    return found
+    shown = [output for w in _instances() if isinstance(w, widgets.Output) for output in w.outputs]
+    errors = [output for output in shown if output.get("output_type") == "error"]
+    return [f"{error.get('ename')}: {error.get('evalue')}" for error in errors]
 
 
 def check_budget(seconds: float, size: int) -> None:

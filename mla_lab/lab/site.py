@@ -134,9 +134,10 @@ def raw(html: str) -> str:
 def notebook_page(notebook: dict[str, Any], pages: Iterable[str]) -> str:
     """An executed notebook as Markdown."""
     seen: set[str] = set()
-    parts = [raw("<script src='plotly.min.js'></script>")] if _has_charts(notebook) else []
     title, *cells = notebook["cells"]
-    parts.insert(0, with_words(inside(title["source"], pages), seen))
+    parts = [with_words(inside(title["source"], pages), seen)]
+    if "plotly" in str([cell.get("outputs") for cell in cells]):
+        parts.append(raw("<script src='plotly.min.js'></script>"))
     for cell in cells:
         if cell["cell_type"] == "markdown":
             parts.append(with_words(inside(cell["source"], pages), seen))
@@ -144,10 +145,6 @@ def notebook_page(notebook: dict[str, Any], pages: Iterable[str]) -> str:
             parts.append(code_cell(cell))
     parts.append(raw("<script src='_static/course.js'></script>"))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _has_charts(notebook: dict[str, Any]) -> bool:
-    return "plotly" in str([cell.get("outputs") for cell in notebook["cells"]])
 
 
 def code_cell(cell: dict[str, Any]) -> str:
@@ -232,11 +229,6 @@ def _card(session: Session) -> str:
     )
 
 
-def course_page(text: str) -> str:
-    """`data/notes/course.md` with links to the site's pages."""
-    return text.replace(syllabus(), syllabus(""))
-
-
 def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) -> list[str]:
     """Writes Sphinx's source folder; returns the numbers of the notebooks that were run."""
     entries = [e for e in NOTEBOOKS if not only or e.number in only]
@@ -248,7 +240,8 @@ def write(source: Path, notebooks: Path, script: str, only: Sequence[str] = ()) 
     (static / "course.css").write_text(STYLE + stylesheet(), encoding="utf-8")
     (static / "course.js").write_text(script, encoding="utf-8")
     for path in notes:
-        text = course_page(path.read_text(encoding="utf-8"))
+        # links of the syllabus lead to the site's pages
+        text = path.read_text(encoding="utf-8").replace(syllabus(), syllabus(""))
         (source / path.name).write_text(inside(text, pages), encoding="utf-8")
     (source / "glossary.md").write_text(glossary_page(), encoding="utf-8")
     (source / "index.md").write_text(front_page(pages), encoding="utf-8")

@@ -141,12 +141,11 @@ def published() -> Mapping[str, Mapping[str, float]]:
 
 def tables() -> tuple[list[Case], list[Case]]:
     """Cases of the two tables of equal lengths, and of the two of drawn ones."""
-    cases = blackwell_twins()
-    alike = [len(set(case.problem.kv_lens)) == 1 and "_var" not in case.name for case in cases]
-    return (
-        [case for case, same in zip(cases, alike, strict=True) if same],
-        [case for case, same in zip(cases, alike, strict=True) if not same],
-    )
+    found: tuple[list[Case], list[Case]] = ([], [])
+    for case in blackwell_twins():
+        drawn = len(set(case.problem.kv_lens)) > 1 or "_var" in case.name
+        found[drawn].append(case)
+    return found
 
 
 @cache

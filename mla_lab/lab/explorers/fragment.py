@@ -34,22 +34,20 @@ class FragmentExplorer(explorer.Explorer):
         owner = owners(state["columns"])
         mine = 32 * state["warp"] + state["lane"]
         first = 16 * state["warp"]
-        cells = []
-        for row in range(first, first + SHOWN_ROWS):
-            line = []
-            for column in range(state["columns"]):
-                thread, value = owner[row, column]
-                title = f"row {row}, column {column}: thread {thread}, value {value}"
-                text = f"{thread % 32}.{value}"
-                line.append(Cell(text, tint(thread % 4), title, thread == mine))
-            cells.append(line)
+
+        def cell(row: int, column: int) -> Cell:
+            thread, value = owner[row, column]
+            title = f"row {row}, column {column}: thread {thread}, value {value}"
+            return Cell(f"{thread % 32}.{value}", tint(thread % 4), title, thread == mine)
+
+        shown, columns = range(first, first + SHOWN_ROWS), range(state["columns"])
         rows = sorted({r for (r, _), (t, _) in owner.items() if t == mine})
         finding = f"lane {state['lane']} holds values in rows {rows[0]} and {rows[1]}"
         return grid(
-            cells,
+            [[cell(row, column) for column in columns] for row in shown],
             f"Accumulator rows {first} to {first + 15}, {finding}",
-            rows=[str(r) for r in range(first, first + SHOWN_ROWS)],
-            columns=[str(c) for c in range(state["columns"])],
+            rows=[str(row) for row in shown],
+            columns=[str(column) for column in columns],
             size=(44 if state["columns"] <= 16 else 33, 25),
             caption=f"{finding}; in a cell: lane.value",
         )

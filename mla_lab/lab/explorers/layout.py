@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from ...core.errors import MlaLabError, Unsupported
@@ -36,26 +37,20 @@ def ask_cute(operation: str, a: Layout, b: Layout) -> live.LiveLayout:
 def picture(layout: Layout, name: str, *, color_by_tile: bool = False) -> Svg:
     """Offsets as a grid: first mode down, the rest across; from blue to yellow with the offset."""
     first, *rest = layout.modes
-    rows, columns = first.size, 1
-    for mode in rest:
-        columns *= mode.size
-    if not rest:
-        rows, columns = 1, first.size
+    rows, columns = (first.size, prod(mode.size for mode in rest)) if rest else (1, first.size)
     if rows * columns > MAX_CELLS:
         text = f"{name} = {layout}: {rows} x {columns} cells, too many to draw"
         return document(560, 26, label(4, 13, text, size=13, anchor="start"), text)
     last = max(1, layout.cosize - 1)
-    cells = []
-    for i in range(rows):
-        line = []
-        for j in range(columns):
-            offset = layout(i + j * rows)
-            # in a divided layout the first mode is the place within a tile, the second the tile
-            fill = tint(j) if color_by_tile else ramp(offset / last)
-            line.append(Cell(str(offset), fill, f"({i}, {j}) is at offset {offset}"))
-        cells.append(line)
+
+    def cell(i: int, j: int) -> Cell:
+        offset = layout(i + j * rows)
+        # in a divided layout the first mode is the place within a tile, the second the tile
+        fill = tint(j) if color_by_tile else ramp(offset / last)
+        return Cell(str(offset), fill, f"({i}, {j}) is at offset {offset}")
+
     return grid(
-        cells,
+        [[cell(i, j) for j in range(columns)] for i in range(rows)],
         f"{name} = {layout}, {rows} by {columns} offsets",
         rows=[str(i) for i in range(rows)],
         columns=[str(j) for j in range(columns)],

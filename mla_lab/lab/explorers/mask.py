@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...core import masks
@@ -11,22 +12,22 @@ from ..source import formula
 from ..style import PAGE_PAPER
 from ..svg import Cell, Svg, box, document, grid, label, row_of, tint
 
-SHAPES = ("chain", "two branches", "binary tree", "star")
+#: parent of draft token t, of 1 and more, by the tree's shape
+SHAPES: dict[str, Callable[[int], int]] = {
+    "chain": lambda t: t - 1,
+    "two branches": lambda t: max(0, t - 2),
+    "binary tree": lambda t: (t - 1) // 2,
+    "star": lambda t: 0,
+}
 _SEEN = "#BBD7EA"
 _NODE = (40.0, 24.0)
 
 
 def parents(shape: str, count: int) -> list[int]:
     """Parent of each of `count` draft tokens, -1 for one whose parent is the prefix."""
-    if shape == "chain":
-        return [t - 1 for t in range(count)]
-    if shape == "two branches":
-        return [-1] + [max(0, t - 2) for t in range(1, count)]
-    if shape == "binary tree":
-        return [-1] + [(t - 1) // 2 for t in range(1, count)]
-    if shape == "star":
-        return [-1] + [0] * (count - 1)
-    raise invalid("shape", repr(shape), SHAPES)
+    if shape not in SHAPES:
+        raise invalid("shape", repr(shape), tuple(SHAPES))
+    return [-1, *map(SHAPES[shape], range(1, count))]
 
 
 class MaskExplorer(explorer.Explorer):
@@ -36,7 +37,7 @@ class MaskExplorer(explorer.Explorer):
     frames_over = "row"
 
     knobs = explorer.knobs(
-        shape=explorer.choice("tree", SHAPES, "binary tree", "220px"),
+        shape=explorer.choice("tree", tuple(SHAPES), "binary tree", "220px"),
         count=explorer.integers("draft tokens", 1, 15, 7, width="290px"),
         row=explorer.integers("row", 0, 14, 4, width="240px"),
     )

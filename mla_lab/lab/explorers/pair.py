@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from .. import explorer, pair_film
-from ..film_picture import LEFT, PLOT, TOP, WIDTH, lane, legend, path, shape
+from ..film_picture import LEFT, PLOT, TOP, WIDTH, lane, legend, path, shape, waits_at
 from ..pair_film import PairFilm
 from ..source import Source
 from ..style import BLUE, GREEN, GREY, INK, ORANGE, PAGE_INK, PAGE_PAPER, PAGE_TINT, SKY
@@ -98,10 +98,7 @@ def states(film: PairFilm, slot: int) -> str:
         words = f"<b>{held.what}</b>: {WORDS[held.state]}" if held else "not written yet"
         rows.append(f"<div><b>{name}</b> {words}</div>")
     for warp in (0, 4, 5):
-        waits = next(
-            (s.name for s in film.spans
-             if s.track == f"warp {warp}" and s.kind == "wait" and s.begin <= slot < s.end), "",
-        )  # fmt: skip
+        waits = waits_at(film, slot).get(warp)
         what = f"waits for {escape(pair_film.named(waits))}" if waits else "runs, or has ended"
         rows.append(f"<div>warp {warp}, {pair_film.ROLES[warp]}: {what}</div>")
     style = f"background:{PAGE_TINT};color:{PAGE_INK};padding:6px 9px;border-radius:6px"

@@ -72,16 +72,14 @@ def _name(byte: int, row_bytes: int) -> str:
 def _logical(row_bytes: int, wanted: set[int]) -> Svg:
     """The atom as the program sees it: row.vector, coloured by row."""
     chunks = row_bytes // banks.VECTOR_BYTES
-    cells = []
-    for row in range(8):
-        line = []
-        for chunk in range(chunks):
-            byte = row * row_bytes + chunk * banks.VECTOR_BYTES
-            title = f"row {row}, bytes {chunk * 16} to {chunk * 16 + 15}"
-            line.append(Cell(_name(byte, row_bytes), tint(row), title, byte in wanted))
-        cells.append(line)
+
+    def cell(row: int, chunk: int) -> Cell:
+        byte = row * row_bytes + chunk * banks.VECTOR_BYTES
+        title = f"row {row}, bytes {chunk * 16} to {chunk * 16 + 15}"
+        return Cell(_name(byte, row_bytes), tint(row), title, byte in wanted)
+
     return grid(
-        cells,
+        [[cell(row, chunk) for chunk in range(chunks)] for row in range(8)],
         f"Atom of 8 rows of {row_bytes} bytes as row.vector",
         rows=[f"row {r}" for r in range(8)],
         columns=[str(c) for c in range(chunks)],
@@ -94,20 +92,17 @@ def _physical(row_bytes: int, swizzle: Swizzle, wanted: set[int], verdict: str) 
     """Shared memory as banks see it: a line is 128 bytes, a column is four banks."""
     place = {swizzle(b): b for b in range(0, 8 * row_bytes, banks.VECTOR_BYTES)}
     lines = -(-8 * row_bytes // 128)
-    cells = []
-    for line in range(lines):
-        row = []
-        for group in range(_GROUPS):
-            byte = place.get(line * 128 + group * banks.VECTOR_BYTES)
-            if byte is None:
-                row.append(Cell(""))
-                continue
-            title = f"vector {_name(byte, row_bytes)} in banks {4 * group} to {4 * group + 3}"
-            text = _name(byte, row_bytes)
-            row.append(Cell(text, tint(byte // row_bytes), title, byte in wanted))
-        cells.append(row)
+
+    def cell(line: int, group: int) -> Cell:
+        byte = place.get(line * 128 + group * banks.VECTOR_BYTES)
+        if byte is None:
+            return Cell("")
+        name = _name(byte, row_bytes)
+        title = f"vector {name} in banks {4 * group} to {4 * group + 3}"
+        return Cell(name, tint(byte // row_bytes), title, byte in wanted)
+
     return grid(
-        cells,
+        [[cell(line, group) for group in range(_GROUPS)] for line in range(lines)],
         f"The same vectors over the 32 banks; the outlined access: {verdict}",
         rows=[f"{128 * i} B" for i in range(lines)],
         columns=[f"{4 * g}-{4 * g + 3}" for g in range(_GROUPS)],

@@ -104,11 +104,15 @@ def read(path: Path | None = None) -> tuple[list[Anatomy], list[Spans]]:
 def _common(row: dict[str, Any], place: str) -> dict[str, str]:
     if row.get("schema") != SCHEMA:
         raise invalid(place, row.get("schema"), SCHEMA)
-    names = [field.name for field in fields(_Measured)]
-    missing = [name for name in names if not isinstance(row.get(name), str)]
-    if missing:
-        raise invalid(place, f"no text for {', '.join(missing)}", "a row with all of them")
-    return {name: row[name] for name in names}
+    named: files.Keys = {field.name: str for field in fields(_Measured)}
+    files.check(row, named, place)
+    return {name: row[name] for name in named}
+
+
+def _number(row: dict[str, Any], name: str, place: str) -> float:
+    """A number that a row may have, else 0."""
+    found = {name: row.get(name, 0.0)}
+    return float(files.check(found, {name: (int, float)}, place)[name])
 
 
 def _phases(row: dict[str, Any], place: str) -> Anatomy:
@@ -117,12 +121,12 @@ def _phases(row: dict[str, Any], place: str) -> Anatomy:
         raise invalid(f"{place}: phases", "none", "phases that add up to the call")
     try:
         us = tuple((name, ns / 1e3) for name, ns in row["phases"])
+        unknown = {name for name, _ in us} - set(PHASES)
     except (TypeError, ValueError):
         got = repr(row["phases"])[:60]
         raise invalid(f"{place}: phases", got, "pairs of a phase and its ns") from None
-    unknown = {name for name, _ in us} - set(PHASES)
     if unknown:
-        raise invalid(f"{place}: phases", sorted(unknown), PHASES)
+        raise invalid(f"{place}: phases", sorted(map(str, unknown)), PHASES)
     call = float(row["call_us"])
     total = sum(value for _, value in us)
     if not abs(total - call) <= SLACK * call:  # so written for what is no number
@@ -134,7 +138,7 @@ def _phases(row: dict[str, Any], place: str) -> Anatomy:
     least = min(value for _, value in us)
     if least < -SLACK * call:
         raise invalid(f"{place}: phases", f"one of {least:.2f} us", "0 or more")
-    plain = float(row.get("plain_us", 0.0))
+    plain = _number(row, "plain_us", place)
     return Anatomy(**common, call_us=call, phases=us, method=row.get("method", ""), plain_us=plain)
 
 
@@ -142,16 +146,21 @@ def _spans(row: dict[str, Any], place: str) -> Spans:
     common = _common(row, place)
     if row["lanes"] not in LANES:
         raise invalid(f"{place}: lanes", row["lanes"], LANES)
-    unknown = {role for _, role, *_ in row["ns"]} - set(ROLES)
-    if unknown or not row["ns"]:
-        raise invalid(f"{place}: ns", sorted(unknown) or "none", f"spans of {ROLES}")
-    events = [
-        Event(int(lane), 0 if row["lanes"] == "role" else int(lane), role, a / 1e3, b / 1e3, tile)
-        for lane, role, a, b, tile in row["ns"]
-    ]
+    one_cta = row["lanes"] == "role"
+    try:
+        events = [
+            Event(int(lane), 0 if one_cta else int(lane), role, a / 1e3, b / 1e3, int(tile))
+            for lane, role, a, b, tile in row["ns"]
+        ]
+        unknown = {event.role for event in events} - set(ROLES)
+    except (TypeError, ValueError):
+        got = repr(row["ns"])[:60]
+        raise invalid(f"{place}: ns", got, "lane, role, begin and end (ns), and tile") from None
+    if unknown or not events:
+        raise invalid(f"{place}: ns", sorted(map(str, unknown)) or "none", f"spans of {ROLES}")
     timeline = Timeline.from_events(events, lanes=1 + max(e.sm for e in events))
     _check_lanes(timeline, place)
-    clock = float(row.get("clock_ghz", 0.0))
+    clock = _number(row, "clock_ghz", place)
     return Spans(**common, lanes=row["lanes"], timeline=timeline, clock_ghz=clock)
 
 

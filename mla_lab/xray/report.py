@@ -93,10 +93,6 @@ class KernelReport:
         """Roles of a tcgen05 kernel, each with the registers that its code names."""
         return roles(self.instructions)
 
-    def lines(self) -> Counter[tuple[str, int]]:
-        """Instructions by the source line that they came from."""
-        return Counter(i.source for i in self.instructions if i.source)
-
 
 @dataclass(frozen=True)
 class Report:

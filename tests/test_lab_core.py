@@ -126,6 +126,17 @@ def test_an_unknown_control_is_named() -> None:
         Squares().picture(m=3)
 
 
+def test_a_value_that_a_control_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(InvalidInput, match=r"m: got 3; supported: a control of Squares"):
+        Squares().set(m=3)
+    with pytest.raises(InvalidInput, match=r"n: got 'two'; supported: a value as 2"):
+        Squares(n="two")
+    waves = lab.WaveExplorer()
+    with pytest.raises(InvalidInput, match=r"heads: got 17; supported: \(16, 64, 128\)"):
+        waves.set(heads=17, batch=16)
+    assert waves.state == waves.first
+
+
 def test_a_picture_of_another_state_leaves_the_controls_alone() -> None:
     squares = Squares()
     assert squares.title(n=4) == "4 squared is 16"

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import ipywidgets as widgets
 import plotly.graph_objects as go
 from IPython import get_ipython
+from traitlets import TraitError
 
 from ..core.errors import InvalidInput, invalid
 from .source import Source
@@ -98,9 +99,7 @@ class Explorer:
     def __init__(self, **state: Any) -> None:
         self.widgets = {name: make() for name, make in self.controls().items()}
         for key, value in state.items():
-            if key not in self.widgets:
-                raise self._refuse(key, value)
-            self.widgets[key].value = value
+            self._put(key, value)
         self.out = widgets.Output()
         self.footer = widgets.HTML()
         self.pending: asyncio.TimerHandle | None = None
@@ -144,6 +143,18 @@ class Explorer:
     def _refuse(self, key: str, value: Any) -> InvalidInput:
         return invalid(key, repr(value), f"a control of {self.name}: {list(self.widgets)}")
 
+    def _put(self, key: str, value: Any) -> None:
+        """Sets a control. Raises InvalidInput for an unknown one, and for a value that it lacks."""
+        if key not in self.widgets:
+            raise self._refuse(key, value)
+        widget = self.widgets[key]
+        try:
+            widget.value = value
+        except TraitError:
+            a_choice = hasattr(widget, "options")
+            supported = tuple(slider_values(widget)) if a_choice else f"a value as {widget.value!r}"
+            raise invalid(key, repr(value), supported) from None
+
     def line(self, state: dict[str, Any] | None = None) -> str:
         """Expression that creates this explorer in `state`, by default its present one."""
         arguments = ", ".join(f"{key}={value!r}" for key, value in (state or self.state).items())
@@ -161,7 +172,7 @@ class Explorer:
         """Sets several controls, drawing once; returns the explorer."""
         with self._unseen():
             for key, value in state.items():
-                self.widgets[key].value = value
+                self._put(key, value)
         self.redraw()
         return self
 

@@ -19,12 +19,22 @@ from mla_lab.core.gpu import B200, H200
 from mla_lab.core.problem import Problem
 from mla_lab.core.resources import data_dir
 from mla_lab.emulate import EmulatedKernel, Options, recorded
-from mla_lab.emulate.calls import Call, is_right, make_call, problem_for
+from mla_lab.emulate.calls import (
+    EIGHT_BITS,
+    NAMES,
+    SIXTEEN_BITS,
+    Call,
+    call_of,
+    is_right,
+    make_call,
+    problem_for,
+)
 from mla_lab.jit import shipped
 from mla_lab.jit.cubin import KernelResources
 from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import lse_error, rel_error
 from mla_lab.verify import sm100, sm100_builds, sm100_lists
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.sm100_lists import FACTORS
@@ -77,6 +87,45 @@ def test_a_build_of_this_source_is_right() -> None:
         call = make_call(config, problem, splits, workers=workers)
         kernel(*call.args)
         assert kernel.run.findings == [] and is_right(call)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("length", [385, 2**31 - 1])
+def test_requests_outside_of_the_table_or_of_q_are_nan(splits: int, length: int) -> None:
+    """The second request is longer than its row of the table; in a second call the first one's
+    query tokens begin below 0 and the last one's end beyond q."""
+    config = sm100_lists.build_of("bf16", "bf16", 64)
+    kernel = EmulatedKernel.of(jit.compile(config, "sm_100a"), Options(check=True))
+    problem = problem_for(config, (250, 130, 200), heads=64, q_len=2)
+    for name, at, value, tokens in (
+        ("seq_lens", slice(1, 2), [length], [2, 3]),
+        ("q_begin", slice(0, 4, 3), [-1, length], [0, 1, 4, 5]),
+    ):
+        call = make_call(config, problem, splits)
+        table = call.args[NAMES.index("block_tables")]
+        if name == "seq_lens":
+            table[1] = table[1, 0]  # a page that may be read
+        assert table.shape[1] * config.page_size == 384
+        call.args[NAMES.index(name)][at] = torch.tensor(value, dtype=torch.int32)
+        kernel(*call.args)
+        assert kernel.run.findings == []
+        out, lse = call.out.reshape(6, -1), call.lse.view(6, -1)
+        assert bool(out[tokens].isnan().all()) and bool(lse[tokens].isnan().all())
+        right = [token for token in range(6) if token not in tokens]
+        expected = call.expected.out.reshape(6, -1)[right], call.expected.lse.view(6, -1)[right]
+        assert rel_error(out[right], expected[0]) < SIXTEEN_BITS[0]
+        assert lse_error(lse[right], expected[1]) < SIXTEEN_BITS[1]
+
+
+@pytest.mark.compiler
+def test_a_query_of_zeros_weighs_all_keys_alike() -> None:
+    config = sm100_lists.build_of("bf16", "e4m3", 64)
+    inputs = make_inputs(problem_for(config, (150,), heads=64), 0, ["lse"], workspace_bytes=64)
+    inputs.query.zero_()
+    call = call_of(config, replace(inputs, bmm1_scale=1e-9), 1)
+    EmulatedKernel.of(jit.compile(config, "sm_100a"))(*call.args)
+    assert rel_error(call.out.view_as(call.expected.out), call.expected.out) < EIGHT_BITS[0]
 
 
 def test_bits_do_not_depend_on_the_schedule() -> None:

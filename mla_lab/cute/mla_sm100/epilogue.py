@@ -10,7 +10,7 @@ from ..common.feature_operands import with_scales, with_sink
 from ..common.fp8 import join_two, round_two
 from ..common.ptx_sm90 import LN2, pack2, pick
 from ..common.ptx_sm100 import load_columns
-from ..rows_on_m.epilogue_store import store_row_lse
+from ..rows_on_m.epilogue_store import inverse_sum, store_row_lse
 from ..rows_on_m.params import LATENT
 from ..split_merge.keep_ab_cooperative import add_to_counter
 from ..split_merge.keep_ab_rows import store_row_partial
@@ -54,9 +54,8 @@ def epilogue(cta: Cta, work, thread, source, row_max, total):
     cfg, g = cta.cfg, cta.g
     row = thread % ROWS
     lse = (row_max + cute.math.log2(total, fastmath=True)) * Float32(LN2)
-    there = total > 0.0
     if work.slot >= 0:
-        inverse = pick(there, cute.arch.rcp_approx(total), Float32(0.0))
+        inverse = inverse_sum(total)
         slot = work.slot * cfg.cluster + cta.rank
         store_row_partial(g.mO_partial, slot, thread, source, inverse, lse)
         SOFTMAX_BARRIER.sync()
@@ -64,7 +63,7 @@ def epilogue(cta: Cta, work, thread, source, row_max, total):
             add_to_counter(cta, work, cta.rank, "release")
     else:
         whole = with_sink(cfg, g, total, row_max, work.first_row + row)
-        inverse = pick(there, cute.arch.rcp_approx(whole), Float32(0.0))
+        inverse = pick(total <= 0.0, Float32(0.0), cute.arch.rcp_approx(whole))
         store_out(cta, work, thread, source, inverse * with_scales(cfg, g).out_scale)
         if thread < ROWS:
             store_row_lse(cta, work, row, lse)

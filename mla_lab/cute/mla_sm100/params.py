@@ -45,8 +45,6 @@ class Config(SharedConfig):
     """What is compiled in; `cluster` is a pair of CTAs, which halves a row tile of 128 rows."""
 
     kv_format: str = "bf16"
-    #: tokens are read page by page, never one by one
-    gather: int = 0
 
     @property
     def element(self) -> type[cutlass.Numeric]:

@@ -25,6 +25,8 @@ from ..swap_ab_sm90.query_hi_lo import (
 )
 from .params import ROWS, SOFTMAX_BARRIER, Cta
 
+#: rows of smaller elements are not raised further: the inverse times a small scale stays above 0
+LEAST_EXPONENT = 40
 #: 16-byte pieces of a query row, and words of one
 PIECES, WORDS = HEAD // 8, 4
 
@@ -55,13 +57,13 @@ def read_piece(cta: Cta, work, row, piece):
 
 @cute.jit
 def row_exponent(cta: Cta, work, row, lane):
-    """Biased exponent of the row's largest magnitude."""
+    """Biased exponent of the row's largest magnitude, at least `LEAST_EXPONENT`."""
     top = Int32(0)
     for piece in cutlass.range(lane, PIECES, 2, unroll=4):
         words = read_piece(cta, work, row, piece)
         for i in cutlass.range_constexpr(WORDS):
             top = max_magnitude(top, unpack_two(words[i]))
-    return cutlass.max(butterfly(cutlass.max, top, (1,)) >> 23, Int32(ROW_EXPONENT - 126))
+    return cutlass.max(butterfly(cutlass.max, top, (1,)) >> 23, Int32(LEAST_EXPONENT))
 
 
 @cute.jit

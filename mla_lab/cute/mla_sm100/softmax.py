@@ -17,7 +17,7 @@ from ..common.feature_operands import not_zero, orient_scores, scale_now
 from ..common.fp8 import join_two, round_two
 from ..common.ptx_sm90 import NO_SCORE, float_of_exponent, pack2, pick, ptx
 from ..common.ptx_sm100 import fence_after, fence_before, load_columns, store_columns, wait_stores
-from ..rows_on_m.params import BLOCK, RECORDS
+from ..rows_on_m.params import BLOCK, OUTSIDE, RECORDS
 from ..rows_on_m.work_records import read_work
 from .epilogue import epilogue
 from .mask import apply_mask, open_until
@@ -159,7 +159,7 @@ def zero_v_tail(cta: Cta, work, block, tile, thread):
     """Zero the V rows past kv_len up to the end of their chunk: an unread page may hold NaN, and
     0 x NaN is NaN in the tensor core. TMA has zeroed the chunks that follow."""
     cfg, s = cta.cfg, cta.s
-    tail = work.kv_len - block * BLOCK
+    tail = cutlass.max(work.kv_len - block * BLOCK, Int32(0))
     if (tail < TILE) & (tail % V_TOKENS != 0):
         for chunk in cutlass.range_constexpr(V_CHUNKS):
             s.v_pipe.full.wait(chunk, tile & 1)
@@ -227,7 +227,8 @@ def softmax(cta: Cta):
             if const_expr(cta.cfg.scales):
                 scale = not_zero(scale)
         until = open_until(cta, work, thread % ROWS)
-        state = RowState(Float32(NO_SCORE), Float32(0.0))
+        row_sum = pick(work.kv_len == OUTSIDE, Float32.nan, Float32(0.0))
+        state = RowState(Float32(NO_SCORE), row_sum)
         for t in cutlass.range(tiles_of(work), unroll=1):
             block = work.begin + 2 * t
             state = softmax_tile(cta, work, state, scale, until, thread, block, tile)

@@ -6,7 +6,9 @@ A thread holds two rows of each accumulator, eight apart; `mask.rows_of` gives t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -177,12 +179,17 @@ def store_row_values(t: cute.Tensor, row, lane, values):
             t[row + 8 * h] = values[h].to(t.element_type)
 
 
-def thread_row_max(acc, h):
+def greater(cfg: Any) -> Callable[[Any, Any], Any]:
+    """The greater of two scores. With `skip` NaN, so that no tile with one is skipped."""
+    return partial(cute.arch.fmax, nan=True) if cfg.skip else cute.arch.fmax
+
+
+def thread_row_max(acc, h, of_two: Callable[[Any, Any], Any] = cute.arch.fmax):
     """Greatest score of one of the thread's two rows, among the thread's own columns."""
     scores = rows_of(acc)
     top = scores[h, 0]
     for c in range(1, cute.size(acc) // 2):
-        top = cute.arch.fmax(top, scores[h, c])
+        top = of_two(top, scores[h, c])
     return top
 
 
@@ -195,7 +202,7 @@ def raise_row_max(cta: Cta, scale: Float32, acc, rows: RowState, rescale, row, l
     """
     row_max = rows.row_max
     for h in cutlass.range_constexpr(2):
-        top = butterfly(cute.arch.fmax, thread_row_max(acc, h)) * scale
+        top = butterfly(cute.arch.fmax, thread_row_max(acc, h, greater(cta.cfg))) * scale
         rise = top - row_max[h]
         steps = Float32(0.0)
         if rise > Float32(cta.cfg.rescale_log2):
@@ -215,9 +222,8 @@ def online_softmax_step(cta: Cta, scale: Float32, f: Fragments, rows: RowState, 
     finds that no row of a tile has such a score, without the rows' own maxes.
     """
     row_max, acc = rows.row_max, f.tSrS
-    over = cute.arch.fmax(
-        thread_row_max(acc, 0) * scale - row_max[0], thread_row_max(acc, 1) * scale - row_max[1]
-    )
+    tops = [thread_row_max(acc, h, greater(cta.cfg)) for h in range(2)]
+    over = cute.arch.fmax(tops[0] * scale - row_max[0], tops[1] * scale - row_max[1])
     tid = fresh_thread()  # these registers are free until here
     lane, row = tid & 31, first_row(tid)
     if cute.arch.vote_any_sync(over > Float32(cta.cfg.rescale_log2)):
@@ -269,7 +275,8 @@ def softmax_to_p(cta: Cta, f: Fragments, rows: RowState, tile: TileContext, stag
         online_softmax_step(cta, scale, f, rows, rescale)
         stmatrix_swizzled(p_at, offset, cute.recast_tensor(f.rP, Int32), 4)
     else:
-        top = [butterfly(cute.arch.fmax, thread_row_max(f.tSrS, h)) * scale for h in range(2)]
+        of_two = greater(cta.cfg)
+        top = [butterfly(of_two, thread_row_max(f.tSrS, h, of_two)) * scale for h in range(2)]
         seen, below = rows.seen_max, tile.skip_below
         if all_threads((top[0] < seen[0] + below) & (top[1] < seen[1] + below)) == 0:
             for h in cutlass.range_constexpr(2):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ from mla_lab.core.problem import Problem
 from mla_lab.core.resources import kernels_dir
 from mla_lab.jit.toolchain import find_cxx
 
+#: rows around the tiles, to which nothing is written
+ROOM = 64
 POINTER = ctypes.POINTER(ctypes.c_int32)
 
 
@@ -23,7 +27,8 @@ class Params(ctypes.Structure):
     _fields_ = (
         ("seq_lens", POINTER),
         ("q_begin", POINTER),
-        *((n, ctypes.c_int32) for n in ("batch", "heads", "tile_rows", "tile_kv", "workers")),
+        *((n, ctypes.c_int32) for n in ("batch", "total_q", "heads", "tile_rows", "tile_kv")),
+        ("workers", ctypes.c_int32),
         *((n, ctypes.c_int32) for n in ("split_blocks", "max_splits", "half_blocks")),
         ("tiles", POINTER),
         ("worker_begin", POINTER),
@@ -58,11 +63,23 @@ def plan_on_host(
     capacity: tuple[int, int, int] | None = None,
 ) -> HostPlan:
     """Run the planner for `problem`, with the capacities that `planner` promises to suffice."""
+    sums = [0, *accumulate(problem.q_lens)]
+    return plan_of(library, planner, problem.kv_lens, sums, capacity)
+
+
+def plan_of(
+    library: ctypes.CDLL,
+    planner: DevicePlanner,
+    lengths: Sequence[int],
+    sums: Sequence[int],
+    capacity: tuple[int, int, int] | None = None,
+) -> HostPlan:
+    """The same of any lengths and prefix sums. Nothing is written outside of the plan."""
     tiles, slots, groups = capacity or planner.capacity
-    seq_lens = np.array(problem.kv_lens, dtype=np.int32)
-    q_begin = np.cumsum([0, *problem.q_lens]).astype(np.int32)
+    seq_lens, q_begin = (np.array(words, dtype=np.int32) for words in (lengths, sums))
+    room = np.full((tiles + 2 * ROOM, 8), -7, dtype=np.int32)
     plan = HostPlan(
-        np.full((tiles, 8), -7, dtype=np.int32),
+        room[ROOM : ROOM + tiles],
         np.full(planner.num_workers + 1, -7, dtype=np.int32),
         np.full(4, -7, dtype=np.int32),
     )
@@ -71,10 +88,11 @@ def plan_on_host(
         return array.ctypes.data_as(POINTER)
 
     params = Params(
-        at(seq_lens), at(q_begin), problem.batch, problem.heads, planner.tile_rows,
-        planner.tile_kv, planner.num_workers, planner.split_blocks, planner.max_splits,
-        planner.half_blocks, at(plan.tiles), at(plan.worker_begin), at(plan.counts), tiles, slots,
-        groups,
+        at(seq_lens), at(q_begin), len(seq_lens), planner.most_tokens, planner.heads,
+        planner.tile_rows, planner.tile_kv, planner.num_workers, planner.split_blocks,
+        planner.most_splits, planner.half_blocks, at(plan.tiles), at(plan.worker_begin),
+        at(plan.counts), tiles, slots, groups,
     )  # fmt: skip
     library.plan_on_host(ctypes.byref(params))
+    assert (room[:ROOM] == -7).all() and (room[ROOM + tiles :] == -7).all()
     return plan

@@ -14,7 +14,7 @@ from mla_lab.plan import Plan
 
 from .needs import needs_cxx
 from .planner_cases import host_plan, random_case
-from .planner_host import HostPlan, build, plan_on_host
+from .planner_host import HostPlan, build, plan_of, plan_on_host
 
 pytestmark = needs_cxx
 
@@ -67,6 +67,67 @@ def test_a_plan_that_does_not_fit_leaves_every_worker_idle(
     capacity[short] -= 1
     found = plan_on_host(library, planner, problem, (capacity[0], capacity[1], capacity[2]))
     assert found.counts.tolist() == [plan.num_tiles, plan.num_slots, plan.num_groups, 1]
+    assert not found.worker_begin.any()
+
+
+@pytest.mark.parametrize("longest", [200, 4000, 100_000])
+@pytest.mark.parametrize("length", [4001, 10**6, 2**31 - 64, 2**31 - 1, -1, -(2**31)])
+def test_a_length_out_of_bounds_leaves_the_other_requests_their_tiles(
+    library: ctypes.CDLL, longest: int, length: int
+) -> None:
+    """One that is too long has a tile for each piece up to its end, in as many as any request."""
+    honest = (longest, max(0, length) and longest, longest // 3)
+    planner = DevicePlanner(16, 3, 2, longest, total_q=6)
+    expected = host_plan(planner, Problem((2, 2, 2), honest, 16))
+    found = plan_of(library, planner, (longest, length, longest // 3), (0, 2, 4, 6))
+    assert found.counts[3] == 0 and found.counts[0] == found.worker_begin[-1]
+    tiles = found.tiles[: found.counts[0]]
+
+    def of_others(rows: np.ndarray) -> np.ndarray:
+        rows = rows[rows[:, 0] != 1, :6]
+        return rows[np.lexsort(rows.T[::-1])]
+
+    np.testing.assert_array_equal(of_others(tiles), of_others(expected.tiles))
+    of_it = tiles[tiles[:, 0] == 1]
+    of_it = of_it[np.lexsort((of_it[:, 4], of_it[:, 1]))]
+    whole = max(longest, length) if length > longest else max(0, min(length, longest))
+    assert of_it[0, 2] == 0 and of_it[-1, 3] == -(-whole // 64)
+    assert (of_it[1:, 2] == of_it[:-1, 3])[of_it[1:, 1] == of_it[:-1, 1]].all()
+
+
+@pytest.mark.parametrize(
+    ("sums", "row_tiles"),
+    [
+        ((0, 2, 4, 9), (1, 1, 1)),
+        ((0, 2, 4, 2**31 - 1), (1, 1, 1)),
+        ((-(2**31), 2, 4, 6), (1, 1, 1)),
+        ((0, 2, 9, -(2**31)), (1, 2, 0)),
+        ((3, 2, 4, 6), (0, 1, 1)),
+        ((0, 2**31 - 1, -(2**31), 2**31 - 1), None),
+        ((0, 6, 0, 6), None),
+    ],
+)
+def test_offsets_out_of_bounds_are_cut_to_the_call_s_query_tokens(
+    library: ctypes.CDLL, sums: tuple[int, ...], row_tiles: tuple[int, ...] | None
+) -> None:
+    """Where requests share so many tokens that the plan does not fit, every worker idles."""
+    planner = DevicePlanner(32, 3, 6, 640, tile_rows=64, total_q=6)
+    found = plan_of(library, planner, (640, 0, 70), sums, (4, 0, 0))
+    if row_tiles is None:
+        assert found.counts[3] == 1 and not found.worker_begin.any()
+        return
+    assert found.counts.tolist() == [sum(row_tiles), 0, 0, 0]
+    requests = found.tiles[: found.counts[0], 0]
+    assert tuple(int((requests == i).sum()) for i in range(3)) == row_tiles
+
+
+def test_counts_stop_at_the_greatest_int32(library: ctypes.CDLL) -> None:
+    """They would pass for few after an overflow."""
+    batch, tokens = 4096, 1 << 22
+    planner = DevicePlanner(128, batch, tokens, 10**9, tile_rows=8, split_blocks=1, total_q=tokens)
+    sums = [tokens * (i % 2) for i in range(batch + 1)]
+    found = plan_of(library, planner, [2**31 - 1] * batch, sums, (1000, 1000, 1000))
+    assert found.counts.tolist() == [2**31 - 1, 2**31 - 1, 2**31 - 1, 1]
     assert not found.worker_begin.any()
 
 

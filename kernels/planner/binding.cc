@@ -10,9 +10,9 @@ using mla::ffi::TensorView;
 using mla::planner::Params;
 
 void plan(TensorView seq_lens, TensorView q_begin, TensorView tiles, TensorView worker_begin,
-          TensorView counts, int64_t slot_capacity, int64_t group_capacity, int64_t heads,
-          int64_t tile_rows, int64_t tile_kv, int64_t split_blocks, int64_t max_splits,
-          int64_t half_blocks) {
+          TensorView counts, int64_t slot_capacity, int64_t group_capacity, int64_t total_q,
+          int64_t heads, int64_t tile_rows, int64_t tile_kv, int64_t split_blocks,
+          int64_t max_splits, int64_t half_blocks) {
   Params p{};
   p.batch = static_cast<int32_t>(seq_lens.size(0));
   p.workers = static_cast<int32_t>(worker_begin.size(0)) - 1;
@@ -28,6 +28,7 @@ void plan(TensorView seq_lens, TensorView q_begin, TensorView tiles, TensorView 
   p.tile_capacity = static_cast<int32_t>(tiles.size(0));
   p.slot_capacity = static_cast<int32_t>(slot_capacity);
   p.group_capacity = static_cast<int32_t>(group_capacity);
+  p.total_q = static_cast<int32_t>(total_q);
   p.heads = static_cast<int32_t>(heads);
   p.tile_rows = static_cast<int32_t>(tile_rows);
   p.tile_kv = static_cast<int32_t>(tile_kv);

@@ -13,7 +13,8 @@
 
 namespace mla::planner {
 
-MLA_PLANNER_FN inline int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+// Without a sum, which would overflow for a length near 2^31.
+MLA_PLANNER_FN inline int32_t ceil_div(int32_t a, int32_t b) { return a / b + (a % b > 0); }
 MLA_PLANNER_FN inline int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 MLA_PLANNER_FN inline int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
 
@@ -40,9 +41,20 @@ struct Sizes {
   int32_t groups;
 };
 
+// Query tokens before request i, at most those of the call.
+MLA_PLANNER_FN inline int32_t begin_of(const Params& p, int32_t i) {
+  return most(0, least(p.q_begin[i], p.total_q));
+}
+
 // Query rows of request i.
 MLA_PLANNER_FN inline int32_t rows_of(const Params& p, int32_t i) {
-  return most(0, (p.q_begin[i + 1] - p.q_begin[i]) * p.heads);
+  return most(0, begin_of(p, i + 1) - begin_of(p, i)) * p.heads;
+}
+
+// A product that stops at 2^31 - 1, as the team's sums do: a plan of so many tiles fits nowhere.
+MLA_PLANNER_FN inline int32_t product(int32_t a, int32_t b) {
+  const int64_t exact = static_cast<int64_t>(a) * b;
+  return exact < kMost ? static_cast<int32_t>(exact) : kMost;
 }
 
 template <class Team>
@@ -74,8 +86,8 @@ MLA_PLANNER_FN void number(Team& team, const Scratch& s, Sizes& sizes) {
   const int32_t n = sizes.requests;
   team.each(n, [&](int32_t i) {
     s.group_base[i] = s.splits[i] > 1 ? s.rows[i] : 0;
-    s.slot_base[i] = s.group_base[i] * s.splits[i];
-    s.count[i] = s.rows[i] * s.splits[i];
+    s.slot_base[i] = product(s.group_base[i], s.splits[i]);
+    s.count[i] = product(s.rows[i], s.splits[i]);
   });
   sizes.groups = team.scan(s.group_base, n);
   sizes.slots = team.scan(s.slot_base, n);

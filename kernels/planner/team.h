@@ -13,6 +13,11 @@
 
 namespace mla::planner {
 
+constexpr int32_t kMost = 0x7fffffff;
+
+// Sum of two numbers that are not negative; it stops at 2^31 - 1.
+MLA_PLANNER_FN inline int32_t add(int32_t a, int32_t b) { return a < kMost - b ? a + b : kMost; }
+
 #ifdef __CUDACC__
 
 constexpr int kThreads = 1024;
@@ -26,10 +31,11 @@ __device__ inline int32_t warp_scan(int32_t value, int32_t& total) {
   int32_t sum = value;
   for (int step = 1; step < kWarp; step *= 2) {
     const int32_t below = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += below;
+    if (lane >= step) sum = add(sum, below);
   }
   total = __shfl_sync(kAllLanes, sum, kWarp - 1);
-  return sum - value;
+  const int32_t before = __shfl_up_sync(kAllLanes, sum, 1);
+  return lane > 0 ? before : 0;
 }
 
 struct Team {
@@ -61,8 +67,8 @@ struct Team {
         if (lane == 0) partial[kWarps] = all;
       }
       __syncthreads();
-      if (i < n) values[i] = carry + partial[warp] + before;
-      carry += partial[kWarps];
+      if (i < n) values[i] = add(add(carry, partial[warp]), before);
+      carry = add(carry, partial[kWarps]);
       __syncthreads();
     }
     return carry;
@@ -104,7 +110,7 @@ struct Team {
     for (int32_t i = 0; i < n; ++i) {
       const int32_t value = values[i];
       values[i] = sum;
-      sum += value;
+      sum = add(sum, value);
     }
     return sum;
   }

@@ -65,13 +65,24 @@ class DevicePlanner:
         return min(most, max(1, rows // self.tile_rows))
 
     @property
-    def capacity(self) -> tuple[int, int, int]:
-        """Tiles, slots and groups that no batch within the bounds exceeds."""
-        rows = self.max_row_tiles
+    def most_splits(self) -> int:
+        """Pieces that a request within the bounds has at most. One of a greater length has as many,
+        each of more blocks: the other requests of its batch keep their tiles.
+        """
         blocks = max(1, -(-self.max_kv_len // self.tile_kv))
         size = max(self.split_blocks, min(self.half_blocks, -(-blocks // 2)))
         fewest = 2 if blocks > self.split_blocks else 1  # a shorter one may be in halves
-        splits = min(self.max_splits, max(fewest, -(-blocks // size)))
+        return min(self.max_splits, max(fewest, -(-blocks // size)))
+
+    @property
+    def most_tokens(self) -> int:
+        """Query tokens of the batch, or their bound."""
+        return self.max_batch * self.max_q_len if self.total_q is None else self.total_q
+
+    @property
+    def capacity(self) -> tuple[int, int, int]:
+        """Tiles, slots and groups that no batch within the bounds exceeds."""
+        rows, splits = self.max_row_tiles, self.most_splits
         return rows * splits, rows * splits if splits > 1 else 0, rows if splits > 1 else 0
 
     def __call__(self, seq_lens: Tensor, q_begin: Tensor, plan: DevicePlan) -> None:
@@ -84,11 +95,12 @@ class DevicePlanner:
                 plan.worker_begin,
                 plan.counts,
                 *self.capacity[1:],
+                self.most_tokens,
                 self.heads,
                 self.tile_rows,
                 self.tile_kv,
                 self.split_blocks,
-                self.max_splits,
+                self.most_splits,
                 self.half_blocks,
             )
 

@@ -331,13 +331,14 @@ def leaves_rows_out(
 ) -> bool:
     """Whether rows are left out where `max_q_len` or `max_seq_len` is too small, or where a ragged
     call has other query tokens than its plan, which holds the row tiles of those that it was made
-    for. None are where each request has row tiles for all query tokens of the call.
+    for. None are where each request has row tiles for all query tokens of the call. A plan made on
+    the device is empty where requests of a ragged call share query tokens.
     """
     form = call.form
     believes = believes_max_q_len(form.features.ragged, form.max_q_len, form.total_q)
     if planner is not None:
         bounds = replace(planner, max_kv_len=form.bounds.kv_lens[0])
-        return believes or planner.capacity != bounds.capacity
+        return form.features.ragged or planner.capacity != bounds.capacity
     if not form.features.ragged or form.features.sparse:
         return False
     if isinstance(words, SelfScheduled):

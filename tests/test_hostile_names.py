@@ -17,12 +17,15 @@ from mla_lab import flashinfer_names as flashinfer
 from mla_lab.api.contract import trtllm_batch_decode_with_kv_cache_mla as contract
 from mla_lab.api.contract_gqa import trtllm_batch_decode_with_kv_cache as gqa
 from mla_lab.backends.torch.backend import TorchBackend
+from mla_lab.call import gqa_checks
 from mla_lab.core.errors import InvalidInput, InvalidType, MlaLabError, Unsupported
 from mla_lab.core.problem import Problem
 from mla_lab.emulate.findings import Fault, Finding
 from mla_lab.emulate.ptx import Place
+from mla_lab.reference.gqa import decode_gqa_reference
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.inputs_gqa import GqaShape, make_gqa_inputs
+from mla_lab.reference.tolerance import lse_error, rel_error
 
 mla = flashinfer.trtllm_batch_decode_with_kv_cache_mla
 Call = Callable[..., Any]
@@ -336,3 +339,48 @@ def test_only_refusals_are_renamed(monkeypatch: pytest.MonkeyPatch, call: Call) 
     with pytest.raises(Fault) as caught:
         call()
     assert caught.value is fault
+
+
+@pytest.mark.parametrize("features", [(), ("tree_mask",)])
+@pytest.mark.parametrize(
+    ("lengths", "sums", "nan"),
+    [
+        ((65, 999, 4), (0, 2, 4, 6), (2, 4)),
+        ((2**31 - 1, 10, 4), (0, 2, 4, 6), (0, 2)),
+        ((65, 10, 2**31 - 64), (0, 2, 4, 6), (4, 6)),
+        ((65, 10, 4), (0, 2, 4, 9), (4, 6)),
+        ((65, 10, 4), (-3, 2, 4, 6), (0, 2)),
+        ((65, 10, 4), (0, 2, 7, -6), (2, 6)),
+        ((-5, 10, 4), (0, 2, 4, 6), None),
+    ],
+)
+def test_what_torch_reads_unchecked_on_a_device_may_lie_outside(
+    monkeypatch: pytest.MonkeyPatch,
+    features: tuple[str, ...],
+    lengths: tuple[int, ...],
+    sums: tuple[int, ...],
+    nan: tuple[int, int] | None,
+) -> None:
+    """As in the kernel: rows of such a request are NaN, others right, none outside is written."""
+    inputs = make_gqa_inputs(GqaShape((2, 2, 2), (65, 10, 4), 6, 3), 1, (*features, "lse"))
+    want = decode_gqa_reference(inputs)
+    room, room_of_lse = torch.full((18, 6, 128), 7.0).bfloat16(), torch.full((18, 6), 7.0)
+    out, lse = room[6:12], room_of_lse[6:12]
+    arguments = inputs.contract_args() | {"out": out, "lse": lse, "max_q_len": 2}
+    arguments |= {"q_len_per_req": None, "backend": "torch"}
+    arguments["seq_lens"] = torch.tensor(lengths, dtype=torch.int32)
+    arguments["cum_seq_lens_q"] = torch.tensor(sums, dtype=torch.int32)
+    if inputs.mask is not None:
+        arguments["mask"] = inputs.mask.flatten(0, 1)
+    monkeypatch.setattr(gqa_checks, "_read_values", lambda *_: None)
+    gqa(**arguments)
+    begin, end = nan or (0, 2)
+    if nan:
+        assert out[begin:end].isnan().all() and lse[begin:end].isnan().all()
+    else:
+        assert not out[:2].any() and lse[:2].isneginf().all()
+    honest = torch.tensor([not begin <= token < end for token in range(6)])
+    assert rel_error(out[honest].double(), want.out[honest]) < 4e-3
+    assert lse_error(lse[honest], want.lse[honest]) < 1e-5
+    for whole in (room, room_of_lse):
+        assert whole[:6].eq(7).all() and whole[12:].eq(7).all()

@@ -49,7 +49,7 @@ def gqa_operands(call: GqaArgs, dtype: torch.dtype = torch.float64) -> Iterator[
     heads, kv_heads = call.query.shape[1], keys.shape[2]
     if heads % kv_heads:
         raise invalid("query", f"{heads} heads", f"a multiple of the cache's {kv_heads}")
-    for b, (begin, end) in enumerate(pairwise(_q_begins(call))):
+    for b, (begin, end) in enumerate(pairwise(q_begins(call))):
         kv_len = int(call.seq_lens[b])
         tables = torch.atleast_2d(call.block_tables[b])
         key = _gather(keys, tables[0], kv_len).to(dtype)
@@ -84,7 +84,8 @@ def _gather(pages: Tensor, page_ids: Tensor, length: int) -> Tensor:
     return pages[page, position % pages.shape[1]]
 
 
-def _q_begins(call: GqaArgs) -> list[int]:
+def q_begins(call: GqaArgs) -> list[int]:
+    """Query-token prefix sums, [batch + 1]."""
     if call.cum_seq_lens_q is not None:
         return [int(c) for c in call.cum_seq_lens_q.tolist()]
     tokens, q_len = len(call.query), call.q_len_per_req or 1

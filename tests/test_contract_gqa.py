@@ -467,6 +467,18 @@ def test_auto_takes_torch_where_row_tiles_are_too_many(monkeypatch: pytest.Monke
             choose(too_many, "cuda")
 
 
+@pytest.mark.parametrize("name", ["kv_cache", "out"])
+def test_auto_takes_torch_beyond_vector_loads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Tokens of a cache 264 bytes apart, or an out 8 bytes behind a multiple of 16."""
+    made, inputs = with_card(monkeypatch, H200), inputs_of(PLAIN)
+    cache = tuple(torch.nn.functional.pad(part, (0, 4))[..., :-4] for part in inputs.kv_cache)
+    out = torch.empty(inputs.query.numel() + 4, dtype=torch.bfloat16)[4:].view_as(inputs.query)
+    arguments = inputs.contract_args() | {name: {"kv_cache": cache, "out": out}[name]}
+    check(inputs, decode(**arguments))
+    form = gqa_checks.check_form(GqaArgs(**arguments))[0]
+    assert not made and choose(form, "cuda") == "cuda"
+
+
 def test_the_mask_layout_is_masks() -> None:
     """A chain, packed, is the causal rule."""
     inputs = inputs_of(DRAFTS)

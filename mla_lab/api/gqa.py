@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..backends.base import gpu_of
 from ..backends.cuda import gqa as cuda
+from ..backends.cuda.xqa import PLACES
 from ..backends.torch import gqa as by_torch
 from ..call.gqa_args import GqaArgs, GqaForm
 from ..call.gqa_checks import check
@@ -38,7 +39,8 @@ def decode(args: GqaArgs) -> Tensor | tuple[Tensor, Tensor]:
 def choose(form: GqaForm, backend: str) -> str:
     """The backend that runs calls of this form: "cuda" or "torch".
 
-    One that is named runs the call or raises its own reason; "auto" is cuda where it can.
+    One that is named runs the call or raises its own reason; "auto" is cuda where it can. The
+    kernel's entry refuses tensors that are not aligned, by name.
     """
     if not isinstance(backend, str):
         raise invalid_type("backend", type(backend).__name__, "a name (str)")
@@ -47,6 +49,8 @@ def choose(form: GqaForm, backend: str) -> str:
     wanted = ALIASES.get(backend, backend)
     reasons = {"cuda": cuda.reason(form, gpu_of(form.device)), "torch": by_torch.reason(form)}
     if wanted == "auto":
+        if not form.aligned:
+            reasons["cuda"] = reasons["cuda"] or f"its kernel takes {PLACES}"
         able = [name for name, why in reasons.items() if why is None]
         if able:
             return able[0]

@@ -131,6 +131,8 @@ class GqaForm:
     max_q_len: int | None
     device: torch.device
     ragged: bool
+    #: data, tokens, heads and pages of query, cache and out lie at multiples of 16 bytes
+    aligned: bool
     #: what the call uses beyond plain decode; a backend refuses by it
     features: frozenset[str]
 

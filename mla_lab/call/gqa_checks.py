@@ -21,6 +21,8 @@ from .gqa_args import GQA_INTEGERS, GQA_PARAMETERS, KV_LAYOUTS, CheckedGqaCall, 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 #: kernels take the window as int32
 MAX_INT = 2**31 - 1
+#: bytes of a kernel's vector loads and stores
+UNIT = 16
 #: what is supported of parameters that our kernels do not have
 ONLY = {
     "o_sf_scale": "None: there is no FP4",
@@ -98,6 +100,7 @@ def check_form(args: GqaArgs) -> tuple[GqaForm, int, Tensor, Tensor]:
         max_q_len=max_q_len,
         device=query.device,
         ragged=args.cum_seq_lens_q is not None,
+        aligned=all(map(_aligned, (query, keys, values, args.out))),
         features=features,
     )
     return form, capacity, keys, values
@@ -223,6 +226,15 @@ def _features(args: GqaArgs) -> frozenset[str]:
         "batch_invariant": args.batch_invariant,
     }
     return frozenset(name for name, there in used.items() if there)
+
+
+def _aligned(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
+    sizes, strides = tensor.shape[:-1], tensor.stride()
+    apart = [step for size, step in zip(sizes, strides, strict=False) if size > 1]
+    places = (tensor.data_ptr(), *(step * tensor.element_size() for step in apart))
+    return not any(place % UNIT for place in places)
 
 
 def _read_values(

@@ -115,8 +115,10 @@ class DecodeArgs:
         uses_shared_paged_kv_idx=False [batch, 2, max_pages], row 0 for the keys, row 1 for the
         values. With sparse_mla_top_k: [batch, q_len, top_k] or ragged [total_q, top_k] token
         slots (page x page_size + offset); -1 is skipped, a duplicate counts again.
-    seq_lens: int32 [batch], tokens of each request, its new ones included; 0 is legal. A sparse
-        call reads what its slots say, whatever the lengths.
+    seq_lens: int32 [batch], tokens of each request, its new ones included; 0 is legal. More than
+        its row of block_tables names raises where they are read, and is NaN in its rows of out and
+        lse where they are not (debug mode reads them). A sparse call reads what its slots say,
+        whatever the lengths.
     max_seq_len: tokens, a bound of seq_lens for scheduling; None, in the native call, is the
         number of tokens that a row of block_tables can name.
     sparse_mla_top_k: slots of a query token; 0 is dense.
@@ -144,7 +146,9 @@ class DecodeArgs:
     lse, return_lse, return_lse_base: fp32 [total_q, heads] or [batch, q_len, heads], natural
         (None, "basee") or "base2"; without the sink. A given lse is written in any case.
     cute_dsl_impl: "auto" or "monolithic"; "modular", whose rows are not causal, where q_len is 1.
-    cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q.
+    cum_seq_lens_q: int32 [batch + 1], prefix sums of the query tokens, from 0 to total_q. Others
+        raise where they are read; where they are not, no memory outside of out and lse is written,
+        and a request that has tokens outside of [0, total_q] is NaN.
     max_q_len: a bound of the query tokens of a request; saves a GPU the copy that would read it.
         Rows of a request that has more are right, or NaN in out and lse.
     enable_dcp, cp_world, cp_rank, causal_seqlens_kv_global: decode context parallel. The cache

@@ -63,7 +63,7 @@ class Flight:
         state.touched |= names
         state.touched.update(state.origin[n] for n in names if n in state.origin)
         if state.flying and not names.isdisjoint(state.flying):
-            name = next(n for n in names if n in state.flying)
+            name = min(n for n in names if n in state.flying)
             issue = g.cta.program.kernel.code[state.flying[name][1]]
             other: tuple[str, Place] = ("issued", issue.place)
             what = "product" if issue.parts[0] == "wgmma" else "load"
@@ -88,7 +88,7 @@ class Flight:
         loads = [state.flying[source] for source in sources if source in state.flying]
         for target in targets:
             state.flying.pop(target, None)
-        state.flying.update(dict.fromkeys(targets if loads else (), loads[0] if loads else (0, 0)))
+        state.flying.update(dict.fromkeys(targets if loads else (), min(loads, default=(0, 0))))
 
     def _load(self, g: Gang, state: _State, pc: int, names: frozenset[str]) -> None:
         state.flying.update(dict.fromkeys(names, (0, pc)))
@@ -109,7 +109,7 @@ class Flight:
             self.checker.note(g, pc, "wgmma fence", text)
         state.chained |= names
         if not names.isdisjoint(state.touched):
-            name = next(n for n in names if n in state.touched)
+            name = min(n for n in names if n in state.touched)
             text = f"{name} of a product was used before, and no wgmma.fence stands between"
             self.checker.note(g, pc, "wgmma fence", text)
         state.flying.update(dict.fromkeys(names, (state.group, pc)))

@@ -5,7 +5,6 @@ under a small scale."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -159,8 +158,6 @@ def test_query_tokens_outside_of_q_are_left_out(
         pytest.skip("the mask's rows follow q")
     call = make_call(config, problem, splits)
     call.args[NAMES.index("q_begin")][:] = torch.tensor(begin, dtype=torch.int32)
-    if splits == 0 and not all(a <= b <= a + 99 for a, b in pairwise(begin)):
-        pytest.skip("found work has as many row tiles as the lengths say")
     out, lse = run_guarded(config, call)
     assert bool(out[slice(*nan)].isnan().all()) and bool(lse[slice(*nan)].isnan().all())
     assert_right(call, out, lse, slice(*right))

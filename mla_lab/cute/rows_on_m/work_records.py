@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.gate import LEAST_BLOCKS
 from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
-from ..common.self_schedule import Batch, Plan
+from ..common.self_schedule import Batch, Plan, cut_offset
 from ..common.worker_plan import tile_words
 from .params import (
     BLOCK,
@@ -28,8 +28,6 @@ from .params import (
 
 #: more blocks than any request has, whose first position still fits into 32 bits
 MOST_BLOCKS = 1 << 24
-#: more row tiles than any launch has, of which the first row still fits into 32 bits
-MOST_ROW_TILES = 1 << 21
 #: the greatest length: positions of its blocks, and of those looked up ahead, fit into 32 bits
 LONGEST = 2**31 - 1024
 
@@ -91,7 +89,13 @@ def record(
         row_tile, splits = last[1] // (BLOCK * cfg.cluster), last[4]
         before = Before(last[0], row_tile, splits & 0xFFFF, splits >> 16)
     words = tile_words(batch_of(cfg, g), g.tiles, plan, index, before)
-    store_record(cfg, g, s, words, issue_loads(cfg, g, words), index, rank)
+    lane, request = cute.arch.lane_idx(), cute.arch.shuffle_sync(words, 0)
+    # one latency for all three
+    token = g.q_begin[request + lane % 2]
+    kv_len = g.seq_lens[request]
+    block = cutlass.min(cute.arch.shuffle_sync(words, 2), MOST_BLOCKS)
+    page = first_pages(cfg, g, request, block, lane)
+    store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
 
 
 def query_tokens(g: Globals) -> Int32:
@@ -101,28 +105,14 @@ def query_tokens(g: Globals) -> Int32:
     return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
 
 
-@cute.jit
-def held_length(cfg: cutlass.Constexpr[Config], g: Globals, kv_len: Int32):
-    """A request's length in memory, at least 0; `OUTSIDE` if its row of the block table has fewer
-    tokens. A list of slots is no longer than its row."""
-    kv_len, width = cutlass.max(kv_len, 0), g.block_table.shape[1]
-    if const_expr(cfg.gather == SPARSE):
-        kv_len = cutlass.min(kv_len, width)
-    else:
-        page_size = g.cache.shape[1] if const_expr(cfg.gather == PAGED) else cfg.page_size
-        there = (Int64(width) * page_size >= Int64(kv_len)) & (kv_len <= LONGEST)
-        kv_len = pick(there, kv_len, Int32(OUTSIDE))
-    return kv_len
-
-
-@cute.jit
-def held_tokens(g: Globals, first: Int32, end: Int32):
-    """Query tokens [first, end) of a request, cut to those that q and out have, and whether that
-    changed nothing."""
-    tokens = query_tokens(g)
-    first_held = cutlass.min(cutlass.max(first, 0), tokens)
-    end_held = cutlass.min(cutlass.max(end, first_held), tokens)
-    return first_held, end_held - first_held, (first == first_held) & (end == end_held)
+def names(cfg: Config, g: Globals, kv_len: Int32):
+    """Whether a request's row of the block table names so many tokens. A list of slots does."""
+    width = g.block_table.shape[1]
+    if cfg.gather == SPARSE:
+        return True
+    if cfg.gather == PAGED:
+        return Int64(width) * g.cache.shape[1] >= Int64(kv_len)
+    return div_pow2(kv_len - 1, cfg.page_size) < width
 
 
 @cute.jit
@@ -134,19 +124,22 @@ def store_record(
     whatever they are, its rows and blocks lie inside the tensors."""
     request, row_tile = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 1)
     split_idx, num_splits, slot, group = [cute.arch.shuffle_sync(words, i) for i in range(4, 8)]
-    first, end = cute.arch.shuffle_sync(loads.token, 0), cute.arch.shuffle_sync(loads.token, 1)
-    first_token, q_len, there = held_tokens(g, first, end)
-    kv_len = pick(there, held_length(cfg, g, loads.kv_len), Int32(OUTSIDE))
+    token, kv_len = cut_offset(loads.token, query_tokens(g)), cutlass.max(loads.kv_len, 0)
+    if const_expr(cfg.gather == SPARSE):
+        kv_len = cutlass.min(kv_len, g.block_table.shape[1])
+    there = (token == loads.token) & (kv_len <= LONGEST) & names(cfg, g, kv_len)
+    first_token, q_len = cute.arch.shuffle_sync(token, 0), cute.arch.shuffle_sync(token, 1)
+    q_len = q_len - first_token
+    kv_len = pick(cute.arch.vote_all_sync(there & (q_len >= 0)), kv_len, Int32(OUTSIDE))
     if const_expr(cfg.pieces):
         # its only block is no item of several pieces
         if (kv_len == OUTSIDE) & (group == OWN_PIECES):
             num_splits, slot, group = Int32(1), Int32(-1), Int32(-1)
-    row_tile = cutlass.min(Uint32(row_tile), Uint32(MOST_ROW_TILES))
-    first_row = (Int32(row_tile) * cfg.cluster + rank) * BLOCK
+    first_row = (row_tile * cfg.cluster + rank) * BLOCK
     begin, end = span_of(words, kv_len)
     found = [
         request, first_row, begin, end, split_idx + (num_splits << 16), slot, group,
-        first_token * g.heads + first_row, q_len, kv_len,
+        first_token * g.heads + first_row, cutlass.max(q_len, 0), kv_len,
         *(cute.arch.shuffle_sync(loads.page, i) for i in range(4)),
     ]  # fmt: skip
     if cute.arch.lane_idx() == 0:

@@ -16,6 +16,7 @@ from mla_lab.core.problem import Problem
 from mla_lab.plan import make_plan
 from mla_lab.reference.inputs import DecodeInputs, make_inputs
 from mla_lab.reference.mla import decode_reference
+from mla_lab.reference.tolerance import rel_error
 
 from .calls import check, inputs_of, native
 
@@ -151,3 +152,41 @@ def test_a_graph_outlives_the_plan_that_it_was_captured_with() -> None:
     torch.cuda.synchronize()
     assert torch.equal(again, out)
     assert len(words) == 100
+
+
+@pytest.mark.parametrize("length", [None, 2**31 - 64, 2**31 - 1])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
+def test_a_request_longer_than_its_row_of_the_table_is_nan_and_harms_no_other(
+    kv_format: str, heads: int, length: int | None, workspace: torch.Tensor
+) -> None:
+    for kv_lens in ((5184,), (5184, 70, 3000), (5184, *(700,) * 70)):
+        inputs = inputs_of(Problem((1,) * len(kv_lens), kv_lens, heads, kv_format=kv_format), "lse")
+        expected = decode_reference(inputs)
+        lens = inputs.seq_lens.clone()
+        lens[0] = length or 64 * inputs.block_tables.shape[1] + 1
+        forms: list[dict[str, Any]] = [{}, {"batch_invariant": True}]
+        if kv_format != "fp8_656":
+            forms.append({"backend": "cuda"})
+        for form in forms:
+            out, lse = native(replace(inputs, seq_lens=lens), workspace, **form)
+            assert bool(out[0].isnan().all()) and bool(lse[0].isnan().all())
+            if len(kv_lens) > 1:
+                assert rel_error(out[1:], expected.out[1:]) < 0.01
+            out, lse = native(inputs, workspace, **form)
+            assert rel_error(out, expected.out) < 0.01
+
+
+@pytest.mark.parametrize("offsets", [(0, 2, 9, 6), (0, 2, 5, 2**31 - 1), (-9, 2, 5, 6)])
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("backend", ["cute", "cuda"])
+def test_query_offsets_outside_of_the_query_write_nothing_around_out(
+    backend: str, heads: int, offsets: tuple[int, ...], workspace: torch.Tensor
+) -> None:
+    inputs = inputs_of(Problem((2, 3, 1), (900, 70, 3000), heads), "ragged", "max_q_len")
+    whole = torch.full((38, heads, 512), 7.0, dtype=torch.bfloat16, device="cuda")
+    begin = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+    native(replace(inputs, cum_seq_lens_q=begin), workspace, out=whole[16:22], backend=backend)
+    assert bool((whole[:16] == 7).all()) and bool((whole[22:] == 7).all())
+    out = native(inputs, workspace, out=whole[16:22], backend=backend)
+    assert rel_error(out, decode_reference(inputs).out) < 0.01

@@ -8,7 +8,7 @@ from mla_lab import jit
 from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.cute.keep_ab_sm90 import static_facts
 from mla_lab.emulate import EmulatedKernel, Options
-from mla_lab.emulate.calls import DUAL_WORKERS, is_right, make_call, problem_for
+from mla_lab.emulate.calls import DUAL_WORKERS, NAMES, is_right, make_call, problem_for
 from mla_lab.plan.config import KernelConfig
 from mla_lab.plan.gate import dual_gate
 
@@ -48,6 +48,25 @@ def test_a_launch_takes_the_mainloop_of_its_length_whatever_was_before(
         kernel(*args)
         assert is_right(call), (kv_len, call.errors())
         kept = args[11]
+
+
+@needs_cxx
+@pytest.mark.parametrize("length", [64 * 4 + 1, 64 * GATE + 1, 2**31 - 64, 2**31 - 1])
+def test_a_request_longer_than_its_row_of_the_table_is_nan(
+    kernel: EmulatedKernel, length: int
+) -> None:
+    """By either mainloop, and the next launch in the same workspace is right."""
+    call = make_call(CONFIG, problem_for(CONFIG, (250,), HEADS), splits=0)
+    args = list(call.args)
+    table, lens = NAMES.index("block_tables"), NAMES.index("seq_lens")
+    args[table] = args[table][:, :4]
+    args[lens][0] = length
+    kernel(*args)
+    assert kernel.run.findings == []
+    assert bool(call.out.isnan().all()) and bool(call.lse.isnan().all())
+    args[lens][0] = 250
+    kernel(*args)
+    assert is_right(call), call.errors()
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,17 @@ def query_tokens(g: Globals) -> Int32:
 
 
 def names(cfg: Config, g: Globals, kv_len: Int32):
-    """Whether a request's row of the block table names so many tokens. A list of slots does."""
-    width = g.block_table.shape[1]
+    """Whether a request's row of the block table names so many tokens. A list of slots does.
+
+    By a shift with pages of 16 and 32 as well, ptxas keeps 8 B of e4m3's merge on the stack."""
+    width, page_size = g.block_table.shape[1], cfg.page_size
     if cfg.gather == SPARSE:
         return True
     if cfg.gather == PAGED:
-        return Int64(width) * g.cache.shape[1] >= Int64(kv_len)
-    return div_pow2(kv_len - 1, cfg.page_size) < width
+        page_size = g.cache.shape[1]
+    elif page_size >= BLOCK:
+        return div_pow2(kv_len - 1, page_size) < width
+    return Int64(width) * page_size >= Int64(kv_len)
 
 
 @cute.jit

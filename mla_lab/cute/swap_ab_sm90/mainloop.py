@@ -26,7 +26,7 @@ from . import query_hi_lo as hi_lo
 from .epilogue import epilogue, publish_row_sums
 from .mainloop_bf16 import FIRST, PV_FIRST, QK_FIRST, SECOND
 from .mma import Accumulators, WarpGroup, accumulators, warp_group
-from .params import TILE_KV, Traits
+from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import (
     NAN_LENGTH,
     Globals,
@@ -40,6 +40,14 @@ from .shared_storage import (
 from .tile_scheduler import merge_record
 
 
+def first_sum(c: Traits, w: WorkTile) -> Float32:
+    """Where row sums start: at NaN, which reaches out and lse, for a request that lies outside of
+    the call's tensors. A list of slots is never longer than its row."""
+    if c.kv_load == KvLoad.GATHER_SPARSE:
+        return Float32(0.0)
+    return pick(w.kv_len == NAN_LENGTH, Float32.nan, Float32(0.0))
+
+
 @cute.jit
 def mainloop(
     c: cutlass.Constexpr[Traits], g: Globals, s: Shared, wg: WarpGroup, w: WorkTile
@@ -49,8 +57,7 @@ def mainloop(
     design = mainloop_fp8 if const_expr(c.fp8) else mainloop_bf16
     own_tile, finish_other = design.own_tile, design.finish_other
     wg.tOrO.fill(0.0)
-    # a row sum of NaN reaches out and lse
-    wg.row_sum.fill(pick(w.kv_len == NAN_LENGTH, Float32.nan, Float32(0.0)))
+    wg.row_sum.fill(first_sum(c, w))
     start = Int32(wg.idx)
     if const_expr(c.one_code):
         start = cute.arch.make_warp_uniform(start + first_owner(c, w.tiles_before)) % 2

@@ -154,27 +154,26 @@ def test_a_graph_outlives_the_plan_that_it_was_captured_with() -> None:
     assert len(words) == 100
 
 
-@pytest.mark.parametrize("length", [None, 2**31 - 64, 2**31 - 1])
-@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("length", [None, 2**31 - 1])
+@pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("kv_format", ["bf16", "e4m3", "fp8_656"])
 def test_a_request_longer_than_its_row_of_the_table_is_nan_and_harms_no_other(
     kv_format: str, heads: int, length: int | None, workspace: torch.Tensor
 ) -> None:
-    for kv_lens in ((5184,), (5184, 70, 3000), (5184, *(700,) * 70)):
+    for kv_lens in ((5184,), (5184, 70, *(700,) * 20)):
         inputs = inputs_of(Problem((1,) * len(kv_lens), kv_lens, heads, kv_format=kv_format), "lse")
-        expected = decode_reference(inputs)
         lens = inputs.seq_lens.clone()
         lens[0] = length or 64 * inputs.block_tables.shape[1] + 1
         forms: list[dict[str, Any]] = [{}, {"batch_invariant": True}]
         if kv_format != "fp8_656":
             forms.append({"backend": "cuda"})
         for form in forms:
+            right, _ = native(inputs, workspace, **form)
             out, lse = native(replace(inputs, seq_lens=lens), workspace, **form)
             assert bool(out[0].isnan().all()) and bool(lse[0].isnan().all())
-            if len(kv_lens) > 1:
-                assert rel_error(out[1:], expected.out[1:]) < 0.01
-            out, lse = native(inputs, workspace, **form)
-            assert rel_error(out, expected.out) < 0.01
+            assert len(out) == 1 or rel_error(out[1:], right[1:]) < 0.01
+            again, _ = native(inputs, workspace, **form)
+            assert torch.equal(again, right)
 
 
 @pytest.mark.parametrize("offsets", [(0, 2, 9, 6), (0, 2, 5, 2**31 - 1), (-9, 2, 5, 6)])

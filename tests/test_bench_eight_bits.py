@@ -151,7 +151,10 @@ def test_the_page_s_own_words_have_the_figures_of_the_records():
     assert f"swap_ab with 32 rows is up to {quicker:.1f} us quicker" in text
     step = sparse_table.STEP
     slower = [(p, us) for p, us in cases if sparse_table.speedup(p, us, step) < 1]
-    assert [(p.top_k, p.batch, p.heads) for p, _ in slower] == [(512, 4, n) for n in (32, 64, 128)]
+    assert {(p.top_k, p.batch) for p, _ in slower} == {(512, 4)}
+    *others, last = [str(p.heads) for p, _ in slower]
+    heads = f"{('no', 'one', 'two', 'three')[len(slower)]}, of 512 tokens, 4 requests and"
+    assert f"but {heads} {', '.join(others)} and {last} heads" in text
     bold = ", ".join(f"{sparse_table.speedup(p, us, step):.2f}" for p, us in slower)
     plain = ", ".join(f"{us['FlashMLA' + step] / us['plain call' + step]:.2f}" for _, us in slower)
     assert f"takes {bold} of the time of the kernel in bold, and {plain} of" in text

@@ -169,8 +169,8 @@ class DecodeArgs:
     batch_invariant: the bits of a request's result do not depend on the rest of the batch; with a
         plan they may differ from those without. With 8192 keys and a plan on an H200 a request
         takes 10.1 or 6.6 times as long alone (16 or 128 heads), and calls of 1024 to 8192 keys at
-        most 1.15 times from batch 64 on (data/records/h200_invariant.jsonl); without a plan 1.04
-        times in the mean, 1.11 at most (data/records/h200_plain_invariant.jsonl).
+        most 1.15 times from batch 64 on (data/records/h200_invariant.jsonl); without a plan 1.03
+        times in the mean, 1.10 at most (data/records/h200_plain_invariant.jsonl).
     plan: made for these lengths and heads; default the backend's own, which "cuda" always takes.
     """
 

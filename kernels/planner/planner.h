@@ -20,7 +20,8 @@ struct Params {
   int32_t split_blocks;  // blocks a piece has at least
   int32_t max_splits;    // pieces a request has at most
   int32_t half_blocks;   // halves of a request that are no longer are pieces
-  // results; a plan that would not fit, as of requests that share query tokens, leaves every worker idle and sets counts[3]
+  // results; a plan that would not fit, as of requests that share query tokens, leaves every worker
+  // idle and sets counts[3]
   WorkTile* tiles;        // [tile_capacity]
   int32_t* worker_begin;  // [workers + 1]
   int32_t* counts;        // [4]: tiles, slots, groups, 1 if a capacity was too small

@@ -61,7 +61,7 @@ def test_planner_kernel() -> None:
     q_begin = torch.arange(4, dtype=torch.int32)
     lengths = torch.tensor(kv_lens, dtype=torch.int32)
     kernel = EmulatedKernel.of(jit.compile(KernelConfig("cuda/planner")), Options(check=True))
-    numbers = (40, 40, 64, 64, 64, 16, 32, 0)
+    numbers = (40, 40, 3, 64, 64, 64, 16, 32, 0)
     kernel(lengths, q_begin, tiles, begin, counts, *numbers)
     plan = make_plan(problem, num_workers=workers, policy="fixed_size", split_blocks=16)
     assert plan.num_slots == 3

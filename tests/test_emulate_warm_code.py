@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,15 +38,15 @@ def test_the_merge_is_run_ahead_without_an_access(
     loads: Counter[tuple[bool, int]] = Counter()
     stores: Counter[tuple[bool, int]] = Counter()
 
-    def count(name: str, into: Counter[tuple[bool, int]]) -> None:
-        def counted(_: Silent, g: Any, offset: Any, nbytes: int, where: Any) -> None:
+    def counted(into: Counter[tuple[bool, int]]) -> Callable[..., None]:
+        def count(_: Any, g: Any, offset: Any, nbytes: int, where: Any) -> None:
             into[g.first >= MERGING, nbytes] += 1
 
-        monkeypatch.setattr(Silent, name, counted, raising=False)
+        return count
 
-    count("global_read", loads)
-    count("cp_async", loads)
-    count("global_write", stores)
+    methods = {"read": counted(loads), "write": counted(stores), "atomic": counted(stores)}
+    monkeypatch.setattr(Silent, "globals", type("Globals", (), methods)(), raising=False)
+    monkeypatch.setattr(Silent, "cp_async", counted(loads), raising=False)
     #: (spare warp, module) -> instructions
     ran: Counter[tuple[bool, str]] = Counter()
 

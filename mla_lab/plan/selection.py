@@ -109,7 +109,7 @@ def dual_of(
     dual = dual_option(problem)
     if not dual:
         return one
-    rows, found = problem.rows[0], [one]
+    rows, found = int(problem.rows[0]), [one]
     if rows >= LEAST_DUAL_ROWS:
         found += all_selections(problem, gpu)
     walks = [each for each in found if each.config.kernel == KEEP_AB_PERSISTENT.kernel]

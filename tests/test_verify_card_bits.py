@@ -103,7 +103,7 @@ def test_the_emulator_has_the_bits_of_an_h200() -> None:
     rows = read(RECORD)
     launches = [row for row in rows[1:] if row.get("launch") in SAMPLE and row["seed"] == 1]
     assert len(launches) == len(SAMPLE)
-    found = []
+    found: list[Row] = []
     for launch in launches:
         with suppress(Unsupported):  # of a build that is neither in the archive nor of this source
             found += card_bits.compare([rows[0], launch], RECORD.with_suffix(".zip"))

@@ -134,6 +134,24 @@ def test_the_mask_is_pytorch_s(
         assert torch.equal(got.mask.view(torch.int16), expected.mask.view(torch.int16))
 
 
+@needs_cxx
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_lengths_at_the_ends_of_int32_are_pytorch_s(
+    mask_kernel: EmulatedKernel, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = torch.tensor([2**31 - 1, 2**31 - 3, 0, -1, -5, -(2**31)], dtype=torch.int32)
+    inputs = make_inputs(Problem((1,) * 6, (9,) * 6, 2), 0, workspace_bytes=0)
+    monkeypatch.setattr(rank_kernels, "can_mask", lambda args: True)
+    monkeypatch.setattr(rank_kernels, "_kernel", lambda *given: mask_kernel)
+    for rank in shard(inputs, world):
+        args = native_args(**rank.contract_args())
+        held = torch.full_like(of_all, 2**31 - 1)
+        args = replace(args, seq_lens=held, causal_seqlens_kv_global=of_all)
+        exact = [max(0, -(-(n - rank.cp_rank) // world)) for n in of_all.tolist()]
+        of = RankMask(1, 6, 1)
+        assert of(args).seq_lens.tolist() == of.by_torch(args).seq_lens.tolist() == exact
+
+
 @pytest.fixture
 def on_card(
     kernel: tuple[EmulatedKernel, torch.dtype], monkeypatch: pytest.MonkeyPatch

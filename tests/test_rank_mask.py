@@ -118,6 +118,21 @@ def test_tokens_behind_the_end_of_a_request_are_seen_by_no_row(of_all: tuple[int
         assert torch.equal(found, right) and torch.equal(found_lse, lse)
 
 
+def test_a_length_near_2_31_hides_no_key() -> None:
+    """All tokens that a rank says it holds lie before the end, whichever rank it is: the kernel
+    gets that length, and gives NaN where it is beyond the block table."""
+    whole = make_inputs(Problem((1, 1, 1), (70, 41, 9), 2), 1, workspace_bytes=0)
+    for rank in shard(whole, 2):
+        held = torch.tensor([35, 2**30 - 1, 2**31 - 1], dtype=torch.int32)
+        args = replace(
+            native_args(**rank.contract_args()),
+            seq_lens=held,
+            causal_seqlens_kv_global=torch.tensor([2**31 - 1] * 3, dtype=torch.int32),
+        )
+        found = RankMask(1, 3, 1).by_torch(args).seq_lens.tolist()
+        assert found == [35, 2**30 - 1, 2**30 - rank.cp_rank]
+
+
 @pytest.mark.parametrize("bound", [1, 2])
 @pytest.mark.parametrize("lengths", [(1, 3), (3, 40)])
 def test_a_bound_of_query_tokens_that_is_too_small_hides_no_key(

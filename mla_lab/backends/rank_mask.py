@@ -74,7 +74,8 @@ class RankMask:
     def by_torch(self, args: DecodeArgs) -> DecodeArgs:
         """What a call of this object returns, by some forty kernels of PyTorch, on any device."""
         of_all: Tensor = args.causal_seqlens_kv_global  # type: ignore[assignment]
-        before_end = (of_all + (args.cp_world - 1 - args.cp_rank)) // args.cp_world
+        # without a sum, which would overflow for a length near 2^31
+        before_end = of_all // args.cp_world + (of_all % args.cp_world > args.cp_rank)
         held = torch.minimum(args.seq_lens, before_end.clamp(min=0))
         return replace(args, seq_lens=held, mask=self._words(args, held))
 

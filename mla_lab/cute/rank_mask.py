@@ -37,8 +37,11 @@ class Requests:
 @cute.jit
 def held_of(b: Requests, request: Int32) -> Int32:
     """Tokens of a request that the rank holds, those behind the request's end left out."""
-    before_end = (b.of_all[request] + (b.world - 1 - b.rank)) // b.world
-    return cutlass.min(b.seq_lens[request], cutlass.max(before_end, Int32(0)))
+    # without a sum, which would overflow for a length near 2^31
+    of_all = cutlass.max(b.of_all[request], Int32(0))
+    rounds = of_all // b.world
+    more = pick(of_all - rounds * b.world > b.rank, Int32(1), Int32(0))
+    return cutlass.min(b.seq_lens[request], rounds + more)
 
 
 @cute.jit

@@ -13,13 +13,21 @@ from torch import Tensor
 
 from mla_lab import jit
 from mla_lab.emulate import EmulatedKernel, Options
-from mla_lab.emulate.calls import EIGHT_BITS, NAMES, Call, call_of, make_call, problem_for
+from mla_lab.emulate.calls import (
+    EIGHT_BITS,
+    NAMES,
+    Call,
+    call_of,
+    is_right,
+    make_call,
+    problem_for,
+)
 from mla_lab.plan.config import KernelConfig
 from mla_lab.reference.inputs import make_inputs
 from mla_lab.reference.tolerance import lse_error, rel_error
 
 from .needs import needs_cxx, needs_time
-from .shared_builds import E4M3, KEEP_AB, KEEP_AB_E4M3, keep_ab
+from .shared_builds import E4M3, KEEP_AB, KEEP_AB_E4M3, SWAP_AB_WALK, keep_ab
 
 pytestmark = needs_cxx
 TREE = {"mask": "tree"}
@@ -77,6 +85,8 @@ HOSTILE = [
     ),
 ]
 GUARD = 4096
+#: the rows of a plan among the arguments
+TILES = len(NAMES)
 
 
 def name_of(value: KernelConfig | int) -> str:
@@ -127,6 +137,23 @@ def test_a_request_longer_than_its_row_of_the_table_is_nan(
     assert bool(out[1].isnan().all()) and bool(lse[1].isnan().all())
     for token in (slice(0, 1), slice(2, 3)):
         assert_right(call, out, lse, token)
+
+
+@pytest.mark.parametrize("block", [2**24 + 6, 2**25 - 20])
+@pytest.mark.parametrize("config", [KEEP_AB, SWAP_AB_WALK], ids=KernelConfig.name)
+def test_a_work_tile_may_begin_at_any_block(config: KernelConfig, block: int) -> None:
+    """Of a plan whose only work tile begins so far behind, up to the greatest length."""
+    call = make_call(config, problem_for(config, (187,)), 1)
+    args, table = list(call.args), NAMES.index("block_tables")
+    pages, before = args[table], 64 * block // config.page_size
+    args[table] = torch.zeros(1, before + pages.shape[1], dtype=torch.int32)
+    args[table][:, before:] = pages
+    args[NAMES.index("seq_lens")] += 64 * block
+    args[TILES][0, 2:4] += block
+    kernel = EmulatedKernel.of(jit.compile(config), Options(check=True))
+    kernel(*args)
+    assert kernel.run.findings == []
+    assert is_right(call), call.errors()
 
 
 @pytest.mark.parametrize(

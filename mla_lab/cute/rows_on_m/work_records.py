@@ -26,8 +26,8 @@ from .params import (
     Work,
 )
 
-#: more blocks than any request has, whose first position still fits into 32 bits
-MOST_BLOCKS = 1 << 24
+#: the last block whose positions fit into 32 bits
+MOST_BLOCKS = (1 << 25) - 1
 #: the greatest length: positions of its blocks, and of those looked up ahead, fit into 32 bits
 LONGEST = 2**31 - 1024
 

@@ -26,8 +26,8 @@ from .shared_storage import END, NAN_LENGTH, Globals, Shared
 
 #: block table entries that a warp loads before it has the length, which decides on those needed
 AHEAD = 128
-#: more blocks than any request has, whose first position still fits into 32 bits
-MOST_BLOCKS = 1 << 24
+#: the last block whose positions fit into 32 bits
+MOST_BLOCKS = (1 << 25) - 1
 
 
 @dataclass(frozen=True)

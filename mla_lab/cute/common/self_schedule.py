@@ -179,6 +179,13 @@ def pack(lane: Int32, values: list[Any], first: int, words: Any) -> Any:
     return words
 
 
+def query_tokens(g: Any) -> Int32:
+    """Query tokens that q, out and lse of a launch have rows for."""
+    if len(g.mO.shape) > 2:
+        return Int32(cute.size(g.mO.shape[:-2]))
+    return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
+
+
 def cut_offset(token: Int32, tokens: Int32) -> Int32:
     """An offset of `q_begin` inside of [0, tokens]."""
     return cutlass.max(cutlass.min(token, tokens), 0)

@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.gate import LEAST_BLOCKS
 from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
-from ..common.self_schedule import Batch, Plan, cut_offset
+from ..common.self_schedule import Batch, Plan, cut_offset, query_tokens
 from ..common.worker_plan import tile_words
 from .params import (
     BLOCK,
@@ -96,13 +96,6 @@ def record(
     block = cutlass.min(cute.arch.shuffle_sync(words, 2), MOST_BLOCKS)
     page = first_pages(cfg, g, request, block, lane)
     store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
-
-
-def query_tokens(g: Globals) -> Int32:
-    """Query tokens that q, out and lse have rows for."""
-    if len(g.mO.shape) > 2:
-        return Int32(cute.size(g.mO.shape[:-2]))
-    return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
 
 
 def names(cfg: Config, g: Globals, kv_len: Int32):

@@ -19,7 +19,7 @@ from ...plan.formula import WHOLE_BLOCKS
 from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick
-from ..common.self_schedule import WORDS, Batch, Plan, cut_offset, select
+from ..common.self_schedule import WORDS, Batch, Plan, cut_offset, query_tokens, select
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, NAN_LENGTH, Globals, Shared
@@ -57,13 +57,6 @@ def batch_of(c: Traits, g: Globals) -> Batch:
         g.seq_lens, g.q_begin, g.heads, g.q_len, g.num_workers, g.costs, c.rows, pieces=c.pieces,
         tokens=query_tokens(g),
     )  # fmt: skip
-
-
-def query_tokens(g: Globals) -> Int32:
-    """Query tokens of the launch: out is [batch, q_len, heads, 512], or rows."""
-    if cute.rank(g.mO) == 4:
-        return Int32(g.mO.shape[0] * g.mO.shape[1])
-    return Int32(Uint32(g.mO.shape[0]) // Uint32(g.heads))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ DUAL_ROWS = 16
 #: and 12.8 us, keep_ab 11.0, 12.4 and 12.5; of two tokens of 128 heads: of 2 and 4 tiles 8.9 and
 #: 14.6, keep_ab 10.8 and 11.8 (H200, 2026-11-24, `data/notes/kernel_attempts.jsonl`)
 DUAL_TILES = {1: 3, 2: 2}
-#: by the same value, blocks of keep_ab's shortest pieces. 128 rows of one token have 66 bundles of
-#: CTAs: 49 to 66 blocks in pieces of two take 0.96 to 0.99 of the time of pieces of one, whose
-#: merges have twice as many partials, in a step 0.96 to 0.98. 256 and 512 rows have 33 and 16
-#: bundles, and take 1.03 to 1.11 (H200, 2026-11-30, `data/notes/kernel_attempts.jsonl`)
+#: by the same value, the least that keep_ab's longest piece may have, in blocks. 128 rows of one
+#: token have 66 bundles of CTAs: 49 to 66 blocks in pieces of two take 0.96 to 0.99 of the time of
+#: pieces of one, whose merges have twice as many partials, in a step 0.96 to 0.98. 256 and 512 rows
+#: have 33 and 16 bundles, and take 1.03 to 1.11 (H200, 2026-11-30,
+#: `data/notes/kernel_attempts.jsonl`)
 LEAST_BLOCKS = {1: 2, 2: 1}
 #: query rows of a request up to which a dual build is taken: beyond, swap_ab has too few splits
 MOST_DUAL_ROWS = 512

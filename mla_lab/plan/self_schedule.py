@@ -80,7 +80,7 @@ class Costs:
     merge: int
     #: whether pieces may be dealt; not where tokens are fetched one by one, from lists of a length
     deals: bool = True
-    #: the shortest even piece, in blocks, see `plan.gate.LEAST_BLOCKS`
+    #: the least L of even pieces, in blocks, see `plan.gate.LEAST_BLOCKS`
     least: int = LEAST_EVEN
 
     def __post_init__(self) -> None:

@@ -52,6 +52,10 @@ from .ptx_sm90 import div_pow2, load_lasting, load_where
 WORDS = TILE_WORDS
 #: `block_end` of a tile that ends where the keys end
 REST = 0x7FFFFFFF
+#: the last block of 64 tokens whose positions fit into 32 bits
+LAST_BLOCK = (1 << 25) - 1
+#: the greatest length: positions of its blocks, and of those looked up ahead, fit into 32 bits
+LONGEST = 2**31 - 1024
 BUNDLED, PLAN_ROW, COUNT, FIRST, END, CLOSED, MIDDLE = 16, 17, 18, 19, 20, 21, 22
 #: requests that a lane holds where a batch has more than 32
 HELD = HELD_REQUESTS // 32

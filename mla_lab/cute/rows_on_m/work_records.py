@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from ...plan.gate import LEAST_BLOCKS
 from ..common.fixed_pieces import OWN_PIECES, Before
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick, small_quotient
-from ..common.self_schedule import Batch, Plan, cut_offset, query_tokens
+from ..common.self_schedule import LAST_BLOCK, LONGEST, Batch, Plan, cut_offset, query_tokens
 from ..common.worker_plan import tile_words
 from .params import (
     BLOCK,
@@ -25,11 +25,6 @@ from .params import (
     Globals,
     Work,
 )
-
-#: the last block whose positions fit into 32 bits
-MOST_BLOCKS = (1 << 25) - 1
-#: the greatest length: positions of its blocks, and of those looked up ahead, fit into 32 bits
-LONGEST = 2**31 - 1024
 
 
 def batch_of(cfg: Config, g: Globals) -> Batch:
@@ -69,7 +64,7 @@ def issue_loads(cfg: cutlass.Constexpr[Config], g: Globals, words: Int32):
     lane = cute.arch.lane_idx()
     request, block = cute.arch.shuffle_sync(words, 0), cute.arch.shuffle_sync(words, 2)
     request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
-    entry = entry_of(cfg, g, cutlass.min(cutlass.max(block, 0), MOST_BLOCKS), lane)
+    entry = entry_of(cfg, g, cutlass.min(cutlass.max(block, 0), LAST_BLOCK), lane)
     at = Int64(request) * g.block_table.stride[0] + entry
     return RecordLoads(
         load_lasting(g.q_begin.iterator + (request + lane % 2)),
@@ -93,7 +88,7 @@ def record(
     # one latency for all three
     token = g.q_begin[request + lane % 2]
     kv_len = g.seq_lens[request]
-    block = cutlass.min(cute.arch.shuffle_sync(words, 2), MOST_BLOCKS)
+    block = cutlass.min(cute.arch.shuffle_sync(words, 2), LAST_BLOCK)
     page = first_pages(cfg, g, request, block, lane)
     store_record(cfg, g, s, words, RecordLoads(token, kv_len, page), index, rank)
 

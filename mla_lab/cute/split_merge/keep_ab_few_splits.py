@@ -81,7 +81,8 @@ def sum_four_strips(cta: Cta, work: Work, share: MergeShare, own: OwnStrips):
         acc.fill(0.0)
         for turn in cutlass.range(2, unroll=1):
             add_strips(acc, weights, now)
-            if turn == 1:  # all partials are in registers
+            if turn == 1:  # all partials are in registers, of every lane
+                cute.arch.sync_warp()
                 for merged in cutlass.range(strip, strip + width, unroll=1):
                     discard_strip(cta, share.region + 128 * merged, share.splits)
             if wide | (turn == 1):

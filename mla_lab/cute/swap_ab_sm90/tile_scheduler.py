@@ -19,15 +19,22 @@ from ...plan.formula import WHOLE_BLOCKS
 from ..common.fixed_pieces import Before
 from ..common.kv_prefetch import LEAST_REQUESTS, KvCache, prefetch_tiles
 from ..common.ptx_sm90 import div_pow2, load_lasting, pick
-from ..common.self_schedule import WORDS, Batch, Plan, cut_offset, query_tokens, select
+from ..common.self_schedule import (
+    LAST_BLOCK,
+    LONGEST,
+    WORDS,
+    Batch,
+    Plan,
+    cut_offset,
+    query_tokens,
+    select,
+)
 from ..common.worker_plan import open_plan, prefetch_ahead, tile_words
 from .params import TILE_KV, KvLoad, Traits
 from .shared_storage import END, NAN_LENGTH, Globals, Shared
 
 #: block table entries that a warp loads before it has the length, which decides on those needed
 AHEAD = 128
-#: the last block whose positions fit into 32 bits
-MOST_BLOCKS = (1 << 25) - 1
 
 
 @dataclass(frozen=True)
@@ -79,14 +86,14 @@ def cut_tokens(g: Globals, begin: Int32, end: Int32) -> Tokens:
 
 def cut_length(c: Traits, g: Globals, kv_len: Int32, outside: Int32) -> tuple[Int32, Int32, Int32]:
     """Keys that are read of a request, their blocks, and the length in its record. No more keys
-    are read than its row of the block table names; of a longer request, and of one whose tokens
-    lie `outside`, the record has NAN_LENGTH. A length below 0 counts as none."""
+    are read than its row of the block table names, LONGEST at most; the record of a longer request
+    has NAN_LENGTH, as that of one whose tokens lie `outside`. A length below 0 counts as none."""
     width, page = Int32(g.block_table.shape[1]), c.page
     if c.kv_load == KvLoad.GATHER_SPARSE:
         page = 1
     elif c.gathered:
         page = g.cache.shape[1]
-    named = cutlass.min(Int64(width) * page, Int64(NAN_LENGTH)).to(Int32)
+    named = cutlass.min(Int64(width) * page, Int64(LONGEST)).to(Int32)
     # CTAs of a cluster send nothing without a key
     least = outside if c.cluster > 1 else Int32(0)
     keys = cutlass.min(cutlass.max(kv_len, least), named)
@@ -116,7 +123,7 @@ def issue_work_loads(c: cutlass.Constexpr[Traits], g: Globals, request: Int32, b
     """The loads for a piece that begins at `block` of `request`, which may be any numbers: none is
     outside of the tensors."""
     request = cutlass.min(cutlass.max(request, 0), g.seq_lens.shape[0] - 1)
-    block = cutlass.min(cutlass.max(block, 0), MOST_BLOCKS)
+    block = cutlass.min(cutlass.max(block, 0), LAST_BLOCK)
     begin = g.q_begin.iterator + request
     return WorkLoads(
         load_lasting(begin),

@@ -306,6 +306,11 @@ def test_a_scale_in_memory_that_is_not_finite_is_seen_in_debug_mode(value: float
             bind(inputs, device, reads_lengths=device.on_host, debug=True)
 
 
+def test_debug_mode_reads_a_scale_that_has_a_gradient() -> None:
+    inputs = replace(inputs_of(), bmm1_scale=torch.tensor([0.07], requires_grad=True))
+    bind(inputs, form_of(inputs), reads_lengths=True, debug=True)  # warnings are errors
+
+
 def test_a_skip_factor_of_0_is_none_in_a_sparse_call() -> None:
     inputs = replace(inputs_of(replace(SMALL, top_k=7)), skip_softmax_threshold_scale_factor=0.0)
     none = replace(inputs, skip_softmax_threshold_scale_factor=None)
@@ -420,6 +425,25 @@ def test_tensors_without_values_are_refused() -> None:
         call(**named | {k: v.to("meta") for k, v in tensors.items()})
     with FakeTensorMode() as mode, pytest.raises(Unsupported, match="query: got a FakeTensor"):
         call(**named | {k: mode.from_tensor(v) for k, v in tensors.items()})
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its memory, as sharded training leaves parameters between two steps."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "name", ["query", "kv_cache", "block_tables", "seq_lens", "workspace_buffer", "out"]
+)
+def test_a_tensor_whose_memory_was_freed_is_refused(name: str) -> None:
+    named = inputs_of().contract_args()
+    out = torch.full((*named["query"].shape[:-1], 512), 7.0, dtype=torch.bfloat16)
+    named |= {"out": out, "workspace_buffer": torch.zeros(64, dtype=torch.uint8)}
+    with pytest.raises(InvalidInput, match=f"^{name}: got address 0: its memory was freed"):
+        call(**named | {name: freed(named[name])})
+    assert bool((out == 7).all())
 
 
 @pytest.mark.parametrize("name", [n for n in inputs_of().contract_args() if n != "bmm1_scale"])

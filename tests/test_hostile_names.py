@@ -263,6 +263,8 @@ def test_transforms_of_torch_func_are_refused_by_name(call: Call) -> None:
         torch.vmap(lambda q: call(**named | {"query": q}))(torch.stack([named["query"]] * 2))
     with pytest.raises(Unsupported, match=r"^bmm1_scale: got a tensor without memory"):
         torch.vmap(lambda s: call(**named | {"bmm1_scale": s}))(torch.ones(2))
+    with pytest.raises(InvalidInput, match=r"^query: got address 0"):
+        torch.func.functionalize(lambda q: call(**named | {"query": q}))(named["query"])
 
 
 # --- memory that no row sees --------------------------------------------------------------------

@@ -24,14 +24,19 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
 
 def _memory(name: str, tensor: Tensor) -> tuple[int, int]:
     try:
-        return byte_range(tensor)
+        begin, end = byte_range(tensor)
     except RuntimeError:  # torch has no address for it
         got = "a tensor without memory of its own, as in torch.vmap and torch.func.grad"
         raise unsupported(name, got, "a tensor with memory") from None
+    if not begin and end:
+        got = "address 0: its memory was freed, or torch.func.functionalize holds it"
+        raise invalid(name, got, "a tensor with memory")
+    return begin, end
 
 
 def check_overlap(args: object, parameters: tuple[Declared, ...]) -> None:
-    """Raise InvalidInput for a tensor that the call writes and that overlaps another one.
+    """Raise InvalidInput for a tensor that the call writes and that overlaps another one, and for
+    one whose memory was freed.
 
     Each tensor of a list has a range of its own: what lies between two of them is free.
     """

@@ -88,8 +88,8 @@ def check_debug(args: DecodeArgs, form: Form, lengths: Lengths) -> None:
     if form.max_q_len is not None and max(q_lens) > form.max_q_len:
         raise invalid("max_q_len", form.max_q_len, f"at least the longest, {max(q_lens)}")
     scale = args.bmm1_scale
-    if isinstance(scale, torch.Tensor) and not math.isfinite(float(scale)):
-        raise invalid("bmm1_scale", f"a tensor of {float(scale)}", "a finite value")
+    if isinstance(scale, torch.Tensor) and not math.isfinite(number := float(scale.detach())):
+        raise invalid("bmm1_scale", f"a tensor of {number}", "a finite value")
     if not form.on_host:
         _check_tables(args, form, kv_lens)
         _check_mask_bits(args, lengths)

@@ -115,6 +115,8 @@ def odd_page_stride(value: torch.Tensor) -> torch.Tensor:
 
 I, T, U = InvalidInput, InvalidType, Unsupported  # noqa: E741
 f32 = torch.float32
+#: of more digits than Python prints
+HUGE = 10**5000
 CASES = [
     Case("query type", "dense", put(query=[1.0]), T, r"query: got list.*torch.Tensor"),
     Case("query dtype", "dense", edit("query", lambda q: q.int()), T, r"query: got torch.int32"),
@@ -227,6 +229,8 @@ CASES = [
     Case("lse base", "dense", put(return_lse_base="base10"), I, r"return_lse_base: got 'base10'"),
     Case("cute_dsl_impl", "dense", put(cute_dsl_impl="modular"), U,
          r"impl: got 'modular'; .* its rows are not causal"),
+    Case("lse base type", "dense", put(return_lse_base=torch.zeros(2, 2)), T, r"base: got Tensor"),
+    Case("cute_dsl_impl type", "dense", put(cute_dsl_impl=torch.zeros(2, 2)), U, r"got Tensor;"),
     Case("cute_dsl_impl unknown", "packed", put(cute_dsl_impl="other"), U, r"impl: got 'other'"),
     Case("kv_scale_format", "packed", put(kv_scale_format="pow2_fp32"), U, r"kv_scale_format"),
     Case("counters", "dense", put(multi_ctas_kv_counter_buffer=ints([0])), U, r"workspace"),
@@ -246,6 +250,10 @@ CASES = [
     Case("sums end", "ragged", put(cum_seq_lens_q=ints([0, 2, 3, 5])), I, r"last entry 5.*6 tok"),
     Case("sums fall", "ragged", put(cum_seq_lens_q=ints([0, 4, 3, 6])), I, r"never decrease"),
     Case("max_q_len dense", "dense", put(max_q_len=2), I, r"None without cum_seq_lens_q"),
+    Case("bound type, dense", "dense", put(max_q_len=torch.ones(2, 2)), T, r"q_len: got Tensor"),
+    Case("sums type, dense", "dense", put(cum_seq_lens_q=[0, 2]), T, r"^cum_seq_lens_q: got list"),
+    Case("latent huge", "dense", put(kv_lora_rank=HUGE), U, r"got \(an int of more than"),
+    Case("top_k huge", "sparse", put(sparse_mla_top_k=HUGE), I, r"more than 4,000 digits\]"),
     Case("max_q_len zero", "ragged", put(max_q_len=0), I, r"max_q_len: got 0"),
     Case("max_q_len type", "ragged", put(max_q_len=3.0), T, r"max_q_len: got float"),
     Case("max_q_len below a masked draft", "ragged", put(max_q_len=1), I, r"max_q_len: got 1"),

@@ -267,6 +267,25 @@ def test_transforms_of_torch_func_are_refused_by_name(call: Call) -> None:
         torch.func.functionalize(lambda q: call(**named | {"query": q}))(named["query"])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("kv_layout", torch.zeros(2, 2), InvalidType),
+        ("out_dtype", torch.zeros(2, 2), Unsupported),
+        ("max_q_len", torch.zeros(2, 2), InvalidType),
+        ("cp_world", 10**5000, Unsupported),
+        ("q_len_per_req", 10**5000, InvalidInput),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_gqa_call_s_error_is_one_short_line(
+    name: str, value: Any, error: type[MlaLabError]
+) -> None:
+    with pytest.raises(error, match=name) as raised:
+        gqa(**make_gqa_inputs(GqaShape((1,), (9,), 4, 2), 0).contract_args() | {name: value})
+    assert len(str(raised.value)) < 200 and "\n" not in str(raised.value)
+
+
 # --- memory that no row sees --------------------------------------------------------------------
 
 

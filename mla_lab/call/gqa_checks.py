@@ -109,7 +109,9 @@ def check_form(args: GqaArgs) -> tuple[GqaForm, int, Tensor, Tensor]:
 def _check_flags(args: GqaArgs) -> None:
     argument.tensor("query", args.query)
     check_bools(args, GQA_PARAMETERS)
-    if not isinstance(args.kv_layout, str) or args.kv_layout not in KV_LAYOUTS:
+    if not isinstance(args.kv_layout, str):
+        raise invalid_type("kv_layout", argument.word(args.kv_layout), KV_LAYOUTS)
+    if args.kv_layout not in KV_LAYOUTS:
         raise invalid("kv_layout", repr(args.kv_layout), KV_LAYOUTS)
     argument.integer("window_left", args.window_left, -1, MAX_INT)
     if args.o_scale is not None and argument.number("o_scale", args.o_scale) == 0:
@@ -123,7 +125,7 @@ def _check_flags(args: GqaArgs) -> None:
     for name, number in ONLY_NUMBERS.items():
         got = argument.integer(name, getattr(args, name), 0)
         if got != number:
-            raise unsupported(name, got, f"{number}; MLA's call takes others")
+            raise unsupported(name, argument.short(got), f"{number}; MLA's call takes others")
     check_workspace(args)
 
 
@@ -168,12 +170,13 @@ def _q_lens(args: GqaArgs, batch: int) -> int | None:
     sums, tokens = args.cum_seq_lens_q, args.query.shape[0]
     if sums is None:
         if args.max_q_len is not None:
-            raise invalid("max_q_len", args.max_q_len, "None without cum_seq_lens_q")
+            bound = argument.integer("max_q_len", args.max_q_len, 1)
+            raise invalid("max_q_len", argument.short(bound), "None without cum_seq_lens_q")
         if args.q_len_per_req is None:
             raise invalid("q_len_per_req", None, "a number, or cum_seq_lens_q")
         q_len = argument.integer("q_len_per_req", args.q_len_per_req, 1)
         if tokens != batch * q_len:
-            expected = f"{batch} requests x q_len_per_req {q_len}"
+            expected = f"{batch} requests x q_len_per_req {argument.short(q_len)}"
             raise invalid("query", f"{tokens} tokens", expected)
         return q_len
     shape = [(batch + 1,)]
@@ -199,7 +202,8 @@ def _results(args: GqaArgs) -> torch.dtype:
     """dtype of out: the given out's, else out_dtype, else the query's."""
     query, out, dtype = args.query, args.out, args.out_dtype
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise unsupported("out_dtype", repr(dtype), "a torch.dtype: there is no FP4 output")
+        supported = "a torch.dtype: there is no FP4 output"
+        raise unsupported("out_dtype", argument.word(dtype), supported)
     if out is not None and not isinstance(out, Tensor):
         raise unsupported("out", type(out).__name__, "a torch.Tensor: there is no FP4 output")
     chosen = dtype or (query.dtype if out is None else out.dtype)

@@ -41,7 +41,9 @@ def check_flags(args: DecodeArgs) -> None:
     if args.use_fp16_softmax:
         raise unsupported("use_fp16_softmax", True, "None or False: the softmax is fp32")
     base = args.return_lse_base
-    if not isinstance(base, str | None) or base not in LSE_BASES:
+    if not isinstance(base, str | None):
+        raise invalid_type("return_lse_base", argument.word(base), LSE_BASES)
+    if base not in LSE_BASES:
         raise invalid("return_lse_base", repr(base), LSE_BASES)
     for name, (least, most) in RANGES.items():
         argument.integer(name, getattr(args, name), least, most)
@@ -62,7 +64,7 @@ def _check_implementation(args: DecodeArgs) -> None:
     names = ("auto", "monolithic", *(("modular",) if one_token else ()))
     if not isinstance(name, str) or name not in names:
         supported = "'auto', 'monolithic'; 'modular' for one query token: its rows are not causal"
-        raise unsupported("cute_dsl_impl", repr(name), supported)
+        raise unsupported("cute_dsl_impl", argument.word(name), supported)
 
 
 def check(args: DecodeArgs, query: QueryShape, max_q_len: int | None) -> None:

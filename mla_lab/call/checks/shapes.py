@@ -41,7 +41,8 @@ def check_dims(args: DecodeArgs) -> tuple[int, int]:
     rope = argument.integer("qk_rope_head_dim", args.qk_rope_head_dim, 0)
     if (latent, rope) not in DIMS:
         supported = " or ".join(map(str, DIMS))
-        raise unsupported("kv_lora_rank, qk_rope_head_dim", (latent, rope), supported)
+        got = f"({argument.short(latent)}, {argument.short(rope)})"
+        raise unsupported("kv_lora_rank, qk_rope_head_dim", got, supported)
     return latent, rope
 
 
@@ -51,6 +52,7 @@ def check_query(args: DecodeArgs, head_dim: int) -> QueryShape:
     argument.dtype("query", query, QUERY_DTYPES)
     ragged = args.cum_seq_lens_q is not None
     if ragged:
+        argument.tensor("cum_seq_lens_q", args.cum_seq_lens_q)
         argument.shape("query", query, ("total_q", "heads", head_dim))
     else:
         argument.shape("query", query, ("batch", "q_len", "heads", head_dim))
@@ -91,9 +93,10 @@ def check_q_lens(args: DecodeArgs, query: QueryShape) -> int | None:
     """The bound of query tokens a request; None where it must be read from the prefix sums."""
     if args.max_q_len is None:
         return query.q_len or None
+    bound = argument.integer("max_q_len", args.max_q_len, 1)
     if args.cum_seq_lens_q is None:
-        raise invalid("max_q_len", args.max_q_len, "None without cum_seq_lens_q")
-    return argument.integer("max_q_len", args.max_q_len, 1)
+        raise invalid("max_q_len", argument.short(bound), "None without cum_seq_lens_q")
+    return bound
 
 
 def check_cache(args: DecodeArgs, head_dim: int) -> CacheShape:

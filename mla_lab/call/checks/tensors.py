@@ -116,7 +116,7 @@ def integer(name: str, value: object, least: int, most: int | None = None) -> in
     found = any_integer(name, value)
     if found < least or (most is not None and found > most):
         supported = f"{least} or more" if most is None else f"{least} to {most}"
-        raise invalid(name, _short(value), supported)
+        raise invalid(name, short(value), supported)
     return found
 
 
@@ -140,7 +140,7 @@ def number(name: str, value: object) -> float:
     except OverflowError:
         converted = math.inf
     if not math.isfinite(converted):
-        raise invalid(name, _short(value), "a finite number")
+        raise invalid(name, short(value), "a finite number")
     return converted
 
 
@@ -163,7 +163,12 @@ def skip_factor(value: object) -> float:
     return factor
 
 
-def _short(value: object) -> str:
+def word(value: object) -> str:
+    """A name as it was written, of anything else its type."""
+    return repr(value) if isinstance(value, str) else type(value).__name__
+
+
+def short(value: object) -> str:
     """Its text, cut to what a message has room for."""
     try:
         text = str(value)
@@ -173,4 +178,4 @@ def _short(value: object) -> str:
 
 
 def _shape_text(sizes: tuple[Size, ...]) -> str:
-    return "[" + ", ".join(str(s) for s in sizes) + "]"
+    return "[" + ", ".join(map(short, sizes)) + "]"

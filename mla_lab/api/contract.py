@@ -36,7 +36,8 @@ trtllm_batch_decode_with_kv_cache_mla = typed(
 
     {(DecodeArgs.__doc__ or "").split(chr(10), 2)[2].strip()}
 
-    Returns out, or (out, lse) with return_lse; rows without a key have out 0 and lse -inf.
+    Returns out, or (out, lse) with return_lse; rows without a key have lse -inf and out
+    0 x bmm2_scale, which is NaN where a scale in memory is not finite.
     Raises InvalidInput, InvalidType or Unsupported before anything runs.
     Source: flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla (FlashInfer 0.7.4).
     """,

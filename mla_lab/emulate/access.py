@@ -17,6 +17,7 @@ from .shadow import expand
 LINE = 128
 #: of a shared address, the offset in its CTA
 _OFFSET = 0xFFFFFF
+BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 Row = np.ndarray
 
@@ -217,7 +218,7 @@ def _updated(op: str, old: Any, value: Any, other: Any) -> Any:
         return value
     if op in ("min", "max"):
         return min(old, value) if op == "min" else max(old, value)
-    return {"and": old & value, "or": old | value, "xor": old ^ value}.get(op, old + value)
+    return BITWISE.get(op, np.add)(old, value)
 
 
 def atom(
@@ -238,6 +239,7 @@ def atom(
         old = memory[at]
         second = values[1][thread] if len(values) > 1 else None
         memory[at] = _updated(op, old, values[0][thread], second)
+        # who waits for a lock changes nothing
+        g.machine.progress += int(memory[at] != old)
         if out is not None:
             out[thread] = old
-    g.machine.progress += 1

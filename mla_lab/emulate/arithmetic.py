@@ -30,19 +30,14 @@ def some(flags: Row) -> bool:
 def fma(a: Row, b: Row, c: Row) -> Row:
     """a b + c of fp32 in one rounding.
 
-    The product is exact in float64. A sum that float64 rounds to the middle of two fp32 numbers is
-    moved to the side on which the exact one lies.
+    The product is exact in float64. A sum that float64 rounds to the middle of two fp32 numbers,
+    or to where fp32 is subnormal and has its middles elsewhere, is rounded to odd instead.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
-    bits = total.view(np.uint64)
-    middle = (bits & 0x1FFFFFFF) == 0x10000000
-    if some(middle):
-        kept = total - product
-        lost = (product - (total - kept)) + (c - kept)
-        away = (lost > 0) == (total > 0)
-        moved = np.where(away, bits + np.uint64(1), bits - np.uint64(1)).view(np.float64)
-        total = np.where(middle & (lost != 0), moved, total)
+    middle = (total.view(np.uint64) & 0x1FFFFFFF) == 0x10000000
+    if some(middle | (np.abs(total) < TINY)):
+        total = to_odd(product, c)
     return total.astype(np.float32)
 
 
@@ -135,6 +130,12 @@ def div(a: Row, b: Row) -> Row:
     """Integer quotient towards zero; by zero it is unspecified."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return (a - np.fmod(a, safe)) // safe
+
+
+def div_approx(a: Row, b: Row) -> Row:
+    """div.approx of fp32, a times 1 / b: zero, or NaN of an infinite a, for |b| beyond 2^126."""
+    lost = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    return np.where(lost, a * np.copysign(np.float32(0), b), a / b)
 
 
 def funnel(low: Row, high: Row, count: Row, right: bool, clamp: bool) -> Row:
@@ -231,12 +232,14 @@ def f16x2_to_e4m3x2(pair: Row) -> Row:
 
 
 def to_integer(x: Row, kind: Any) -> Row:
-    """A rounded fp32 to an integer type, saturating; NaN gives 0."""
+    """A rounded fp32 to an integer type, saturating; NaN gives 0, of 64 bits the highest one."""
     limits, whole = np.iinfo(kind), np.nan_to_num(x.astype(np.float64))
     # the largest 64-bit integers are no float64: what reaches them is set by hand
     high, low = whole >= float(limits.max), whole <= float(limits.min)
     inside = np.where(high | low, 0.0, whole).astype(kind)
-    return np.where(high, kind(limits.max), np.where(low, kind(limits.min), inside))
+    found = np.where(high, kind(limits.max), np.where(low, kind(limits.min), inside))
+    missing = limits.min if limits.min else limits.max // 2 + 1
+    return np.where(np.isnan(x), kind(missing if limits.bits == 64 else 0), found)
 
 
 _PLAIN: dict[str, Any] = {

@@ -68,6 +68,8 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
             third = [w.value(x, kind) for x in s.args[3:]]
             a, b = (f"extreme({name!r}, {a}, {b})", *third) if third else (a, b)
             return put(target, f"extreme({name!r}, {a}, {b})")
+        if "approx" in s.parts:
+            return put(target, f"div_approx({a}, {b})")
         return call(FLOATS[op], target, a, b)
     if kind == "pred":
         return call(LOGICAL[op], target, a, b)

@@ -441,6 +441,22 @@ def test_a_poll_of_an_mbarrier_is_no_wait_for_it() -> None:
     assert kinds(f"{body} bar.sync 2, 64; {arrive} {arrive} {poll.format(1)}") == []
 
 
+def test_a_relaxed_wait_orders_nothing() -> None:
+    body = PIPELINE.format(count=32, fence=FENCE, arrive=ARRIVE)
+    for order, found in ((".acquire.cta", []), (".relaxed.cta", ["race"])):
+        assert kinds(body.replace(".parity", ".parity" + order)) == found
+
+
+def test_an_mbarrier_lies_in_shared_memory_of_its_own() -> None:
+    init = "@%p1 mbarrier.init.shared.b64 [%r2+{}], 1;"
+    for at, found in ((4088, []), (4092, ["out of bounds"]), (4, ["misaligned"])):
+        assert kinds(init.format(at)) == found
+    over = "setp.eq.s32 %p1, %r0, 32; @%p2 st.shared.b32 [%r4], %r0; {} " + init.format(64)
+    assert kinds(over.format("bar.sync 0;")) == []
+    assert kinds(over.format("")) == ["race"]
+    assert kinds(over.format("bar.sync 0;") + "@%p1 ld.shared.b32 %r5, [%r2+64];") == ["unwritten"]
+
+
 @pytest.mark.parametrize("wait", ["try_wait", "test_wait"])
 @pytest.mark.parametrize("taken", ["", "selp.b32 %r10, 1, 0, %p3; and.b32 %r11, %r10, 1;"])
 def test_a_wait_whose_answer_is_not_taken_orders_nothing(wait: str, taken: str) -> None:

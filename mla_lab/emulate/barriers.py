@@ -16,11 +16,13 @@ import numpy as np
 from .arithmetic import some
 from .findings import fault
 from .gang import Fragment, Gang, Mask, lanes_of
+from .memory import RESERVED
 from .parts import CtaLike
 from .writer import BLOCKED
 
 Row = np.ndarray
-#: arrivals and bytes that an mbarrier can count
+#: bytes of an mbarrier, and the arrivals and bytes that it can count
+MBARRIER_BYTES = 8
 MAX_COUNT, MAX_BYTES = (1 << 20) - 1, (1 << 20) - 1
 
 
@@ -103,6 +105,11 @@ def mbarrier_init(g: Gang, address: Row, count: Row, m: Mask, pc: int) -> None:
     """mbarrier.init"""
     for at, threads in each_address(g, address, m):
         cta, offset = located(g, at, pc)
+        if not RESERVED <= offset <= cta.shared.size - MBARRIER_BYTES:
+            at, size = offset - RESERVED, cta.shared.size - RESERVED
+            raise fault(g, pc, "out of bounds", f"an mbarrier at byte {at} of {size} shared ones")
+        if offset % MBARRIER_BYTES:
+            raise fault(g, pc, "misaligned", f"an mbarrier in shared memory at {offset:#x}")
         old, n = cta.mbarriers.get(offset), int(count[threads[0]])
         if old is not None and (old.pending != old.expected or old.bytes):
             raise fault(g, pc, "barrier", f"{old.name} is initialised again in an open phase")
@@ -165,13 +172,20 @@ def mbarrier_polled(g: Gang, address: Row, m: Mask, pc: int) -> None:
 
 
 def mbarrier_wait(
-    g: Gang, passed: Row, address: Row, parity: Row, m: Mask, after: int, how: tuple[int, bool]
+    g: Gang,
+    passed: Row,
+    address: Row,
+    parity: Row,
+    m: Mask,
+    after: int,
+    how: tuple[int, bool, bool],
 ) -> int:
-    """try_wait.parity and test_wait.parity; `how` is the instruction and whether it may wait.
+    """try_wait.parity and test_wait.parity; `how` is the instruction, whether it may wait, and
+    whether it is relaxed: nothing is ordered behind such a one.
 
     Threads that pass go on, the others stay where they are.
     """
-    pc, may_wait = how
+    pc, may_wait, relaxed = how
     done = np.zeros(g.n, bool)
     every = np.ones(g.n, bool) if m is True else m
     fragment = g.current
@@ -182,7 +196,8 @@ def mbarrier_wait(
         if may_wait:
             _watch(g, bar, fragment, not some(~ready), pc)
         if some(ready):
-            g.machine.checker.acquires(g, bar)
+            if not relaxed:
+                g.machine.checker.acquires(g, bar)
             g.machine.recorder.waited(g, bar, bar.name, pc)
     left = every & ~done
     if not may_wait or not some(left):

@@ -118,9 +118,9 @@ def _mbarrier(w: Writer, s: Instruction, pc: int) -> Lines:
         if not w.matters(args[0], pc):
             return [f"mbarrier_polled(g, {w.address(args[1])}, MASK, {pc})"]
         passed, parity = w.row(args[0], "pred"), w.value(args[2], "u32")
-        may_wait = kind == "try_wait"
+        how = f"({pc}, {kind == 'try_wait'}, {'relaxed' in s.parts})"
         where = f"{passed}, {w.address(args[1])}, {parity}, m, {w.next_block(pc)}"
-        return [f"return mbarrier_wait(g, {where}, ({pc}, {may_wait}))"]
+        return [f"return mbarrier_wait(g, {where}, {how})"]
     raise unsupported("instruction", s.opcode, "mbarriers waited for by parity")
 
 

@@ -15,6 +15,7 @@ _WHOLE = "[us](16|32|64)"
 _PAIR = "(f16x2|bf16x2)"
 _TESTS = "(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)"
 _COMBINED = r"(\.(and|or|xor))?"
+_RELAXED, _SHARED = r"(\.relaxed\.(cta|cluster))?", r"(\.shared(::cta|::cluster)?)?"
 _APPROXIMATE = r"approx(\.ftz)?\.f32"
 
 #: mnemonics -> what may follow, as a pattern
@@ -46,6 +47,12 @@ _PATTERNS = {
     r"|rn\.f32\.[us](8|16|32|64)|[us](8|16|32|64)\.[us](8|16|32|64))",
     "shfl": r"sync\.(idx|up|down|bfly)\.b32",
     "vote": r"sync\.((any|all)\.pred|ballot\.b32)",
+    "elect": "sync",
+    "ldmatrix stmatrix": r"sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16",
+    "movmatrix": r"sync\.aligned\.m8n8\.trans\.b16",
+    "mbarrier": rf"(init|inval)(\.shared(::cta)?)?\.b64|expect_tx{_RELAXED}{_SHARED}\.b64"
+    rf"|arrive(\.expect_tx)?(\.noComplete)?(\.release\.(cta|cluster)|{_RELAXED}){_SHARED}\.b64"
+    rf"|(try|test)_wait\.parity(\.acquire\.(cta|cluster)|{_RELAXED})(\.shared(::cta)?)?\.b64",
     "redux": r"sync\.((add|min|max)\.[us]32|(and|or|xor)\.b32)",
     "bar barrier": r"(warp\.sync|(sync|arrive)(\.aligned)?|red(\.aligned)?\.(and|or)\.pred"
     r"|cluster\.(arrive(\.release|\.relaxed)?|wait(\.acquire)?)(\.aligned)?)",

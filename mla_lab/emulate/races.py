@@ -219,7 +219,10 @@ class Checker:
         bar.made = (AGENTS * g.agent, self.tick(g, pc))
         bar.released = np.zeros((self.levels, self.size), np.int32)
         self.hidden.setdefault(g.agent, []).append(bar)
-        self.shadows[id(bar.cta)].barrier[bar.offset >> 2 : (bar.offset >> 2) + 2] = True
+        shadow, words = self.shadows[id(bar.cta)], slice(bar.offset >> 2, (bar.offset >> 2) + 2)
+        if not shadow.barrier[words].all():
+            self._ordered_write(g, shadow, words, pc)
+        shadow.barrier[words], shadow.writer[words], shadow.when[words] = True, -1, 0
 
     def invalidates(self, cta: CtaLike, offset: int) -> None:
         """mbarrier.inval: its place may be written again."""

@@ -79,7 +79,7 @@ def _movmatrix(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("bar", "barrier")
 def _bar(w: Writer, s: Instruction, pc: int) -> Lines:
     if s.parts[1] == "warp":
-        return [*_members(s, pc), "g.machine.checker.warp_sync(g)"]
+        return [*_members(s, pc), f"g.machine.checker.warp_sync(g, {members_of(s)})"]
     after = w.next_block(pc)
     if s.parts[1] == "cluster":
         if s.parts[2] == "wait":

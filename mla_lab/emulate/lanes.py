@@ -71,6 +71,16 @@ def only_members(g: Gang, members: int, m: Mask, pc: int) -> None:
         raise fault(g, pc, "member mask", text)
 
 
+def every_member(g: Gang, members: int, m: Mask, pc: int) -> None:
+    """Raises Fault where a guard keeps a lane of a member mask from what its warp executes."""
+    if m is not True:
+        by_warp = m.reshape(-1, 32)
+        kept = (_live(g, members) & ~by_warp & by_warp.any(1)[:, None]).reshape(-1).nonzero()[0]
+        if len(kept):
+            text = f"lane {kept[0] % 32} of the member mask {members:#x} does not execute it"
+            raise fault(g, pc, "member mask", text)
+
+
 def vote(g: Gang, out: Row, flags: Row, mode: str, members: int, m: Mask) -> None:
     """vote.sync.any, .all, .ballot."""
     by_warp = (flags if flags.size == g.n else np.repeat(flags, g.n)).reshape(-1, 32)

@@ -23,13 +23,14 @@ from .barriers import Mbarrier
 from .exits import Exits
 from .findings import Fault, Finding, finding
 from .flight import Flight
-from .gang import Gang
+from .gang import Gang, member_lanes
 from .global_checks import GlobalChecks
 from .machine import Machine
 from .parts import CtaLike
 from .ptx import SIZES, Place
 from .shadow import (
     AGENTS,
+    ALL_LANES,
     COPIES,
     FENCED,
     LET_GO,
@@ -83,6 +84,8 @@ class Checker:
         self.met = np.zeros(len(gangs), np.int64)
         #: accesses of shared memory since then: (clock, lanes)
         self.recent: list[list[tuple[int, int]]] = [[] for _ in gangs]
+        #: meetings of some lanes since then: (lanes, clock, clock of the cp.async copies)
+        self.parts_met: list[list[tuple[int, int, int]]] = [[] for _ in gangs]
         #: clock of a warp's cp.async copies that had landed when its threads last met
         self.copies_met = np.zeros(len(gangs), np.int64)
         self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
@@ -180,13 +183,21 @@ class Checker:
         mine = self.at_fence[g.agent] if relaxed else self.vectors[g.agent]
         return mine.copy() if vector is None else np.maximum(vector, mine)
 
-    def warp_sync(self, g: Gang) -> None:
-        """The threads of a warp meet."""
-        self.copies_met[g.agent] = self.vectors[g.agent, SEEN, AGENTS * g.agent + COPIES]
-        self._meets(g, len(self.places[AGENTS * g.agent]))
+    def warp_sync(self, g: Gang, members: int = ALL_LANES) -> None:
+        """The threads of a warp meet, all or those of a member mask."""
+        clock = len(self.places[AGENTS * g.agent])
+        copies = int(self.vectors[g.agent, SEEN, AGENTS * g.agent + COPIES])
+        if members != ALL_LANES:
+            self.parts_met[g.agent].append((members, clock, copies))
+            inside = [found for found in self.recent[g.agent] if found[1] & ~members]
+            self.recent[g.agent] = inside
+            return
+        self.copies_met[g.agent] = copies
+        self._meets(g, clock)
 
     def _meets(self, g: Gang, clock: int) -> None:
         self.met[g.agent] = max(self.met[g.agent], clock)
+        self.parts_met[g.agent] = [part for part in self.parts_met[g.agent] if part[1] > clock]
         self.recent[g.agent] = [found for found in self.recent[g.agent] if found[0] > clock]
 
     def fence(self, g: Gang, kind: str) -> None:
@@ -359,6 +370,10 @@ class Checker:
             if not some(fresh):
                 continue
             wrong = fresh & (lane != lanes[:, None]) & (lane >= 0)
+            for members, *clocks in self.parts_met[g.agent]:
+                inside = member_lanes(members)
+                both = inside[lane] & inside[lanes][:, None]
+                wrong &= ~both | (when > clocks[part // COPIES])
             if some(wrong):
                 clock = int(when.reshape(-1)[int(wrong.reshape(-1).argmax())])
                 text = "another thread of the warp wrote this; no bar.warp.sync stands between"

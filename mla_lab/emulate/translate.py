@@ -16,7 +16,7 @@ from . import access, arithmetic, barriers, copies, lanes, tcgen05, tensor_memor
 from .gang import Mask
 from .ptx import Instruction, Kernel
 from .rows import names_in
-from .writer import EXIT, Lines, Writer, members_of
+from .writer import BY_WARP, EXIT, Lines, Writer, members_of, with_masks
 
 #: importing them registers the handlers of all instructions
 from . import emit_arithmetic, emit_control, emit_memory, emit_tcgen05  # noqa: F401  isort: skip
@@ -47,13 +47,6 @@ WAITS = (
 )
 #: loads that see what others store while a block repeats them
 SHARED_LOADS = ("ld.acquire", "ld.relaxed", "ld.volatile")
-#: instructions that the live threads of a warp execute together, all or those of a member mask
-BY_WARP = (
-    *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
-    *("ldmatrix", "stmatrix", "movmatrix", "mma", "setmaxnreg"),
-    *("tcgen05.ld", "tcgen05.st", "tcgen05.wait", "tcgen05.alloc", "tcgen05.dealloc"),
-    "tcgen05.relinquish",
-)
 
 
 class Program:
@@ -61,7 +54,7 @@ class Program:
 
     def __init__(self, kernel: Kernel, by_line: bool = False) -> None:
         """by_line: a new source line begins a new block, for a debugger to stop at."""
-        self.kernel = kernel
+        self.kernel = kernel = with_masks(kernel)
         #: registers that each instruction names
         self.named = [names_in(s, kernel.registers) for s in kernel.code]
         self.writer = Writer(kernel, self.named)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,13 @@ BITS = {1: "pred", 2: "u16", 4: "u32", 8: "u64"}
 #: mnemonic -> which operand is the member mask
 MEMBERS = {"shfl": 4, "vote": 2, "elect": 1, "redux": 2, "bar": 0}
 ALL_LANES = 0xFFFFFFFF
+#: instructions that the live threads of a warp execute together, all or those of a member mask
+BY_WARP = (
+    *("shfl", "vote", "elect", "redux", "activemask", "bar.warp"),
+    *("ldmatrix", "stmatrix", "movmatrix", "mma", "setmaxnreg"),
+    *("tcgen05.ld", "tcgen05.st", "tcgen05.wait", "tcgen05.alloc", "tcgen05.dealloc"),
+    "tcgen05.relinquish",
+)
 #: what makes one register of others, and does nothing else
 PLAIN = ("mov", "selp", "setp", "and", "or", "xor", "not", "cvt")
 
@@ -53,13 +61,43 @@ def emits(*mnemonics: str) -> Callable[[Handler], Handler]:
 
 
 def members_of(s: Instruction) -> int:
-    """Lanes that an instruction of a whole warp needs, a bit each; all if a register has them."""
+    """Lanes that an instruction of a whole warp needs, a bit each; of a member mask that is no
+    number (see `with_masks`), which `Writer.lines` refuses, all."""
+    return _number(_mask(s)) or ALL_LANES
+
+
+def with_masks(kernel: Kernel) -> Kernel:
+    """The kernel with numbers for member masks in registers that hold one number."""
+    made: dict[str, list[Instruction]] = {}
+    wanted = {_mask(s) for s in kernel.code}
+    for s in kernel.code:
+        if s.args and s.args[0] in wanted:
+            made.setdefault(s.args[0], []).append(s)
+    plain = {
+        name: found[0].args[1]
+        for name, found in made.items()
+        if len(found) == 1 and found[0].parts[0] == "mov" and not found[0].guard
+    }
+    known = {name: word for name, word in plain.items() if _number(word) is not None}
+    code = []
+    for s in kernel.code:
+        args = tuple(known.get(arg, arg) for arg in s.args) if _mask(s) in known else s.args
+        code.append(s if args == s.args else replace(s, args=args))
+    return replace(kernel, code=code)
+
+
+def _mask(s: Instruction) -> str:
+    """The member mask of an instruction that has one."""
     at = MEMBERS.get(s.parts[0], len(s.args))
-    words = s.args[at] if at < len(s.args) else ""
+    whole = s.parts[0] == "bar" and s.parts[1] != "warp"
+    return "" if whole or at >= len(s.args) else s.args[at]
+
+
+def _number(word: str) -> int | None:
     try:
-        return int(words.rstrip("U"), 0) & ALL_LANES
+        return int(word.rstrip("U"), 0) & ALL_LANES
     except ValueError:
-        return ALL_LANES
+        return None
 
 
 def constant_row(kind: str, value: Any, threads: int) -> np.ndarray:
@@ -205,6 +243,8 @@ class Writer:
             if handler is None:
                 raise unsupported("instruction", s.opcode, "see the opcodes of the emulator")
             check(s)
+            if _mask(s) and _number(_mask(s)) is None:
+                raise unsupported("member mask", _mask(s), "a number, or a register that holds one")
             body = handler(self, s, pc)
         except (KeyError, IndexError, ValueError, TypeError, MlaLabError) as error:
             where = f"{s.text!r} at {s.place}"
@@ -215,5 +255,7 @@ class Writer:
             return [line.replace("MASK", "m") for line in body]
         if any(line.startswith("return") for line in body):
             raise unsupported("instruction", f"{s.text!r} under a guard at {s.place}", "a branch")
+        if s.opcode.startswith((*BY_WARP, "wgmma.")):
+            body = [f"every_member(g, {members_of(s)}, MASK, {pc})", *body]
         guard = f"pm = guard({self.row(s.guard, 'pred')}, m, {s.negated})"
         return [guard, "if pm is not None:", *("  " + line.replace("MASK", "pm") for line in body)]

@@ -1,0 +1,79 @@
+"""Instructions of a whole warp under guards, with member masks, and of some of its lanes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_lab.core.errors import Unsupported
+from mla_lab.emulate import Options
+from mla_lab.emulate.direct import Direct, ptx_kernel
+
+from .test_emulate_checks import ARRIVE, ELECTED, EXCHANGE, FENCE, HALF, SHARED, START, kinds
+from .test_emulate_instructions import WHOLE, kernel, per_thread
+
+ONE_WARP = Direct()
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        "bar.warp.sync -1;",
+        "vote.sync.ballot.b32 %r5, %p1, -1;",
+        "redux.sync.add.s32 %r5, %r0, -1;",
+        "elect.sync _|%p4, -1;",
+        "shfl.sync.idx.b32 %r5, %r0, 0, 31, -1;",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r6}, [%r2];",
+        "wgmma.commit_group.sync.aligned;",
+    ],
+)
+def test_a_guard_keeps_no_lane_from_what_its_warp_executes(guarded: str) -> None:
+    written = "st.shared.b32 [%r4], %r0; bar.warp.sync -1;"
+    assert kinds(f"{written} @%p1 {guarded}", ONE_WARP) == ["member mask"]
+    every = f"{written} setp.ge.s32 %p3, %r0, 0; @%p3 {guarded} @!%p3 {guarded}"
+    assert kinds(every, ONE_WARP) == []
+
+
+def test_a_guarded_warp_barrier_is_no_meeting() -> None:
+    inside = EXCHANGE.replace("128", "4").format(sync="@%p1 bar.warp.sync -1;")
+    assert kinds(inside, ONE_WARP) == ["member mask"]
+
+
+#: lanes below 16 store and meet; then lanes read the word of the lane `by` bytes away
+SOME_MEET = """
+st.shared.b32 [%r4], %r0; setp.lt.u32 %p3, %r0, 16; @!%p3 bra ON; bar.warp.sync 0xffff;
+ON: bar.sync 1, 32; st.shared.b32 [%r4], %r0; @!%p3 bra UPPER; bar.warp.sync 0xffff;
+@%p3 bra {lower}; UPPER: @%p3 bra END;
+READ: xor.b32 %r5, %r4, {by}; ld.shared.b32 %r6, [%r5]; END: mov.b32 %r7, 0;"""
+
+
+def test_some_lanes_meet_each_other_alone() -> None:
+    assert kinds(SOME_MEET.format(lower="READ", by=4), ONE_WARP) == ["race"]
+    lower = SOME_MEET.format(lower="READ", by=4).replace("UPPER: @%p3 bra", "UPPER: bra")
+    assert kinds(lower, ONE_WARP) == []
+    across = SOME_MEET.format(lower="END", by=64)
+    assert kinds(across, ONE_WARP) == ["race"]
+
+
+def test_lanes_that_met_arrive_by_one_of_them() -> None:
+    """Of 16 lanes that write and meet, one arrives for all."""
+    body = ELECTED.replace("st.shared", "setp.lt.u32 %p4, %r0, 16; @!%p4 bra END; st.shared")
+    body = body.replace("xor.b32 %r5, %r4, 128;", "mov.b32 %r5, s;")
+    for sync, found in (("bar.warp.sync 0xffff;", []), ("", ["race"])):
+        assert kinds(body.format(count=1, fence=FENCE, sync=sync)) == found
+    assert "@%p1 " + ARRIVE in body
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_member_mask_in_a_register(check: bool) -> None:
+    """One that holds a number is that number; others are refused: lanes may differ in them."""
+    body = HALF.format(below=16, members="%r10")
+    named = body.replace("mov.b32 %r5, 0;", "mov.b32 %r5, 0; mov.b32 %r10, 0xffff;")
+    out = torch.zeros(64, dtype=torch.int32)
+    text = kernel(START + named, shared=SHARED)
+    emulated = ptx_kernel(text, "k", Direct(block=(64, 1, 1)), Options(check=check))
+    emulated(torch.zeros(64), out)
+    assert out.tolist() == ([1] * 16 + [0] * 16) * 2
+    halves = "and.b32 %r3, %r0, 16; shl.b32 %r4, 0xffff, %r3; setp.ge.s32 %p1, %r1, 0; "
+    with pytest.raises(Unsupported, match="member mask"):
+        per_thread(halves + "vote.sync.ballot.b32 %r2, %p1, %r4;", WHOLE)

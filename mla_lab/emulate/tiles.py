@@ -43,6 +43,8 @@ def operand_bytes(
     span = SPANS[mode]
     r, k = np.arange(rows)[:, None], np.arange(depth)[None, :]
     if transposed:
+        if mode == 0:  # here the leading one is that along K
+            leading, stride = stride, leading
         wide = span // element
         linear = r % wide * element + r // wide * leading + k % 8 * span + k // 8 * stride
     elif mode == 0:

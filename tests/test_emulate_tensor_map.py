@@ -31,7 +31,19 @@ def encoded(base: int, element_strides: int = 0, kind: int = BF16) -> bytes:
 
 @pytest.mark.parametrize(
     ("column", "row"),
-    [(0, 0), (8, 3), (16, 6), (20, 0), (0, 8), (20, 8), (-4, 2), (4, -3), (-4, -3), (22, 9)],
+    [
+        (0, 0),
+        (8, 3),
+        (16, 6),
+        (20, 0),
+        (0, 8),
+        (20, 8),
+        (-4, 2),
+        (4, -3),
+        (-4, -3),
+        (22, 9),
+        (1, 0),
+    ],
 )
 def test_elements_outside_of_the_tensor_are_zeros(column: int, row: int) -> None:
     memory = GlobalMemory()

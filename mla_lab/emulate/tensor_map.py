@@ -59,7 +59,7 @@ class TensorMap:
             at += sum((x + by) * s for x, by, s in zip(places, low, steps, strict=True))
             shape = [end - begin for begin, end in zip(low, high, strict=True)]
             last = at + sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + self.item
-            if at < 0 or last > memory.bytes.size or at % 4:
+            if at < 0 or last > memory.bytes.size:
                 return out.reshape(-1), BASE + at
             wrong = self._outside(memory.valid, at, shape, steps)
             view = np.lib.stride_tricks.as_strided(
@@ -70,7 +70,7 @@ class TensorMap:
         return out.reshape(-1), wrong
 
     def _outside(self, valid: np.ndarray, at: int, shape: list[int], steps: list[int]) -> int:
-        words = -(-shape[0] * self.item // 4)
+        words = -(-(at % 4 + shape[0] * self.item) // 4)
         counts, strides = [words, *shape[1:]], [1, *(s // 4 for s in steps[1:])]
         flags = np.lib.stride_tricks.as_strided(
             valid[at // 4 :], counts[::-1], strides[::-1], writeable=False
@@ -78,7 +78,7 @@ class TensorMap:
         if flags.all():
             return -1
         first = np.unravel_index(int(flags.argmin()), flags.shape)[::-1]
-        return BASE + at + 4 * int(sum(i * s for i, s in zip(first, strides, strict=True)))
+        return BASE + at // 4 * 4 + 4 * int(sum(i * s for i, s in zip(first, strides, strict=True)))
 
     def write(self, shared: SharedMemory, offset: int, data: np.ndarray) -> None:
         """The box at an offset of shared memory, swizzled, in units of 16 bytes."""

@@ -42,6 +42,39 @@ def test_sources_of_cp_async(copy: str, kind: str | None) -> None:
     assert kinds(body) == ([kind] if kind else [])
 
 
+@pytest.mark.parametrize("group", ["x1", "x2", "x4"])
+def test_rows_of_ldmatrix_want_a_warp_barrier(group: str) -> None:
+    """A lane reads what others wrote, whichever lane names the row."""
+    words = ", ".join(f"%r{10 + i}" for i in range(int(group[1])))
+    body = "shl.b32 %r5, %r0, 4; add.s32 %r5, %r5, %r2; st.shared.v4.b32 [%r5], {{%r0, %r0, %r0, "
+    body += (
+        "%r0}}; {} xor.b32 %r5, %r5, 16; ldmatrix.sync.aligned.m8n8.{}.shared.b16 {{{}}}, [%r5];"
+    )
+    assert kinds(body.format("bar.warp.sync -1;", group, words), Direct()) == []
+    assert kinds(body.format("", group, words), Direct()) == ["race"]
+
+
+def test_cp_async_reads_what_was_written_before() -> None:
+    body = """
+    ld.param.u64 %d0, [a]; ld.param.u64 %d1, [b]; mov.u32 %r10, %ctaid.x; setp.ne.s32 %p4, %r10, 0;
+    @%p4 bra READS; @%p1 st.global.b32 [%d0], 7; {} st.release.gpu.global.b32 [%d1], 1; bra END;
+    READS: ld.acquire.gpu.global.b32 %r11, [%d1]; setp.eq.s32 %p5, %r11, 0; {}
+    @%p1 cp.async.ca.shared.global [%r2], [%d0], 4; cp.async.wait_all; END: mov.b32 %r7, 0;"""
+    assert kinds(body.format("bar.warp.sync -1;", "@%p5 bra READS;"), TWO) == []
+    weak = body.replace("st.release.gpu", "st.relaxed.gpu").format("", "@%p5 bra READS;")
+    assert kinds(weak, TWO) == ["race"]
+
+
+@pytest.mark.parametrize(("sync", "found"), [("bar.warp.sync -1;", []), ("", ["race"])])
+def test_a_lane_copies_what_its_warp_has_written_behind_a_warp_barrier(
+    sync: str, found: list[str]
+) -> None:
+    writes = "st.shared.b32 [%r4], %r0; {fence} bar.sync 0;"
+    body = COPY.replace(writes, "bar.sync 0; st.shared.b32 [%r4], %r0; {fence} {sync}")
+    body = body.replace("256,", "128,").format(fence="fence.proxy.async;", sync=sync, expect=128)
+    assert kinds(body, Direct()) == found
+
+
 PEER_COPY = BARRIER + """
 @%p1 mbarrier.init.shared.b64 [%r9], 1; fence.mbarrier_init.release.cluster;
 st.shared.b32 [%r4], %r0; fence.proxy.async.shared::cta;

@@ -113,6 +113,7 @@ def bulk_to_peer(
         _check_barrier(g, cta, barrier, pc)
         if n % 16:
             raise fault(g, pc, "misaligned", f"a copy of {n} bytes, not of a multiple of 16")
+        g.machine.checker.alone(g, own, slice(start >> 2, start + n >> 2), int(g.lane[thread]), pc)
         g.machine.checker.copy_out(g, own, slice(start >> 2, start + n >> 2), barrier, pc)
         g.machine.checker.copy_in(g, cta, slice(offset >> 2, offset + n >> 2), barrier, pc)
         g.machine.recorder.copy(g, cta, barrier, n, pc)
@@ -159,6 +160,10 @@ def cp_async(g: Gang, target: Row, source: Row, n: int, have: Row | None, m: Mas
         if count and not (inside and memory.valid[at >> 2 : (at + count + 3) >> 2].all()):
             text = f"{count} bytes of global memory at {memory.describe(at + BASE)}"
             raise fault(g, pc, "out of bounds", text)
+    for count in np.unique(counts[threads]).tolist():
+        if g.machine.checker and count:
+            same = threads[counts[threads] == count]
+            g.machine.checker.globals.read(g, start[same], count + 3 & ~3, (pc, "weak"))
     g.machine.checker.cp_async(g, offset[threads], n, (pc, g.lane[threads]))
     shared = g.cta.shared.bytes
     g.machine.copied_bytes += n * len(threads)

@@ -50,6 +50,8 @@ from .wgmma import Issued
 Row = np.ndarray
 #: mbarriers of a CTA
 MAX_BARRIERS = 96
+#: in place of a lane, where several read a word
+SEVERAL = 32
 #: findings kept of one run
 MAX_FINDINGS = 200
 
@@ -361,8 +363,16 @@ class Checker:
     ) -> None:
         """A word from another thread of the warp, which it has not met since."""
         lanes = g.lane[active]
-        if len(lanes) != len(offsets):
-            return
+        if len(lanes) != len(offsets):  # a row of ldmatrix goes to several lanes
+            lanes = np.full(len(offsets), SEVERAL)
+        self._other_lane(g, pc, shadow, words, lanes)
+
+    def alone(self, g: Gang, cta: CtaLike, words: slice, lane: int, pc: int) -> None:
+        """A lane issues a copy of words, which other lanes of its warp may have written."""
+        every = np.arange(words.start, words.stop)[None]
+        self._other_lane(g, pc, self.shadows[id(cta)], every, np.array([lane]))
+
+    def _other_lane(self, g: Gang, pc: int, shadow: Shadow, words: Row, lanes: Row) -> None:
         writer, when, lane = shadow.writer[words], shadow.when[words], shadow.lane[words]
         for part, met in ((0, self.met[g.agent]), (COPIES, self.copies_met[g.agent])):
             agent = AGENTS * g.agent + part
@@ -371,7 +381,7 @@ class Checker:
                 continue
             wrong = fresh & (lane != lanes[:, None]) & (lane >= 0)
             for members, *clocks in self.parts_met[g.agent]:
-                inside = member_lanes(members)
+                inside = np.append(member_lanes(members), False)
                 both = inside[lane] & inside[lanes][:, None]
                 wrong &= ~both | (when > clocks[part // COPIES])
             if some(wrong):

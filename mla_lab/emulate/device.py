@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import invalid_type
+from ..core.errors import invalid, invalid_type
 from .host import DeviceTensor
 from .memory import BASE, GlobalMemory
 
@@ -39,7 +39,7 @@ class Device:
 
     def __init__(self) -> None:
         self.memory = GlobalMemory()
-        #: (bytes on the host, offset) of each tensor
+        #: (bytes on the host, offset) of each tensor that lies in no other
         self._placed: list[tuple[np.ndarray, int]] = []
 
     def place(self, args: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
@@ -64,13 +64,27 @@ class Device:
         shape, strides, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         extent = extent if tensor.numel() else 0
-        offset = self.memory.allocate(extent * size, name)
-        if extent:
-            flat = tensor.detach().as_strided((extent,), (1,)).view(torch.uint8).numpy()
-            self.memory.bytes[offset : offset + extent * size] = flat
-            self._open(offset, shape, strides, size)
+        if not extent:
+            return DeviceTensor(self.memory.allocate(0, name), DTYPES[tensor.dtype], shape, strides)
+        flat = tensor.detach().as_strided((extent,), (1,)).view(torch.uint8).numpy()
+        offset = self._shared(flat, name)
+        if offset < 0:
+            offset = self.memory.allocate(flat.size, name)
+            self.memory.bytes[offset : offset + flat.size] = flat
             self._placed.append((flat, offset))
+        self._open(offset, shape, strides, size)
         return DeviceTensor(offset, DTYPES[tensor.dtype], shape, strides)
+
+    def _shared(self, flat: np.ndarray, name: str) -> int:
+        """Where the bytes of a tensor lie in an earlier one; -1 of memory of its own."""
+        for other, offset in self._placed:
+            at = flat.ctypes.data - other.ctypes.data
+            if at >= 0 and at + flat.size <= other.size:
+                return offset + at
+            if -flat.size < at < other.size:
+                got = f"a view that overlaps an earlier argument from byte {at} of it"
+                raise invalid(name, got, "memory of its own, or all of it in an earlier one's")
+        return -1
 
     def _open(self, offset: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
         """Allow what belongs to the tensor: not what lies between its rows."""

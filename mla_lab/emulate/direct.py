@@ -26,21 +26,27 @@ class Direct:
     def launches(
         self, function: str, args: Sequence[Any], sizes: dict[str, list[int]]
     ) -> list[Launch]:
-        """One launch; a tensor is passed as its address."""
+        """One launch; a tensor is passed as its address. Raises InvalidInput for arguments that the
+        kernel's parameters do not hold."""
         wanted = sizes.get(function)
         if wanted is None or len(wanted) != len(args):
             raise invalid("arguments", f"{len(args)} of {function!r}", sizes)
-        params = [_packed(arg, size) for arg, size in zip(args, wanted, strict=True)]
+        params = [
+            _packed(*both, f"argument {i}") for i, both in enumerate(zip(args, wanted, strict=True))
+        ]
         shape = (self.grid, self.block, self.cluster, self.shared_bytes)
         return [Launch(function, *shape, tuple(params))]
 
 
-def _packed(arg: Any, size: int) -> bytes:
-    if isinstance(arg, DeviceTensor):
+def _packed(arg: Any, size: int, name: str) -> bytes:
+    if isinstance(arg, DeviceTensor) and size == 8:
         return struct.pack("<Q", BASE + arg.offset)
-    if isinstance(arg, float):
+    if isinstance(arg, float) and size in (4, 8):
         return struct.pack("<f" if size == 4 else "<d", arg)
-    return int(arg).to_bytes(size, "little", signed=int(arg) < 0)
+    if isinstance(arg, int) and -(1 << 8 * size - 1) <= arg < 1 << 8 * size:
+        return arg.to_bytes(size, "little", signed=arg < 0)
+    kind = "a tensor" if isinstance(arg, DeviceTensor) else repr(arg)
+    raise invalid(name, kind, f"what a parameter of {size} bytes holds")
 
 
 def ptx_kernel(

@@ -62,6 +62,8 @@ class Gang:
         #: index among those that race checks tell apart
         self.agent = -1
         self.instructions = 0
+        #: whether its last turn asked for what others leave
+        self.asked = False
         numbers = cta.machine.numbers
         card = numbers == "card"
         self.ex2 = card_arithmetic.card_ex2 if card else arithmetic.ex2
@@ -160,6 +162,7 @@ class Gang:
         program, machine, moved = self.cta.program, self.machine, False
         blocks, fragments = program.blocks, self.fragments
         starts, ends = program.starts, program.ends
+        self.asked = False
         stuck: list[Fragment] = []
         while budget > 0:
             waiting = [f for f in fragments if f not in stuck] if stuck else fragments
@@ -185,8 +188,12 @@ class Gang:
                 stuck.append(f)
                 continue
             moved = True
-            budget = 0 if following == block and program.polls[block] else budget - 1
+            budget -= 1
+            self.asked |= program.asks[block]
             self.instructions += ends[block] - starts[block]
+            if following == block and program.polls[block]:
+                stuck.append(f)  # until another fragment of the gang has moved
+                continue
             if stuck:
                 stuck.clear()
             if following == EXIT:

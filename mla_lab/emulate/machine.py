@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import mod
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import invalid
+from ..core.errors import invalid, unsupported
+from ..core.gpu import MAX_CLUSTER
 from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from .findings import Fault, Finding
 from .gang import Fragment, Gang
@@ -24,8 +26,11 @@ from .translate import Program
 #: fp32 sums of wgmma: rounded once an instruction, as an H200 cuts them, or once a batch
 NUMBERS = ("exact", "card", "fast")
 WARP_GROUP = 128
-#: rounds without a store, an arrival, a copy or an exit, after which threads spin in vain
-VAIN_ROUNDS = 400
+#: of a CTA: threads, and bytes of shared memory
+MAX_THREADS, MAX_SHARED = 1024, 227 * 1024
+#: rounds without a store, an arrival, a copy or an exit, after which threads spin in vain: of which
+#: all ask for what others leave, and of which some compute
+VAIN_ROUNDS, BUSY_ROUNDS = 400, 100_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,21 @@ class Launch:
     shared_bytes: int
     params: tuple[bytes, ...]
     cooperative: bool = False
+
+
+def _check(launch: Launch, program: Program) -> None:
+    """Refuse a launch that a card refuses, and CTAs of warps that are not whole."""
+    threads, cluster = int(np.prod(launch.block)), int(np.prod(launch.cluster))
+    nbytes = program.kernel.static_shared + launch.shared_bytes
+    if not 1 <= threads <= MAX_THREADS:
+        raise invalid("block", launch.block, f"1 to {MAX_THREADS} threads")
+    if threads % 32:
+        raise unsupported("block", launch.block, "whole warps of 32 threads")
+    if not 1 <= cluster <= MAX_CLUSTER or any(map(mod, launch.grid, launch.cluster)):
+        got = f"{launch.grid} in clusters of {launch.cluster}"
+        raise invalid("grid", got, f"whole clusters, of at most {MAX_CLUSTER} CTAs")
+    if nbytes > MAX_SHARED:
+        raise invalid("shared memory", f"{nbytes} bytes a CTA", f"at most {MAX_SHARED}")
 
 
 class CTA:
@@ -155,7 +175,7 @@ class Machine:
         self.ctas: list[CTA] = []
         self._gangs: list[Gang] = []
         #: progress after the last round, and rounds without any
-        self._last = self._vain = 0
+        self._last, self._vain = 0, 0.0
 
     def later(self, land: Callable[[], None]) -> None:
         """Finish a copy now, or under a late schedule when the schedule says."""
@@ -172,26 +192,29 @@ class Machine:
         self.finish()
 
     def begin(self, launch: Launch, program: Program) -> None:
-        """Make the CTAs of a launch; nobody has run."""
+        """Make the CTAs of a launch; nobody has run. Raises InvalidInput for a launch that no card
+        takes, Unsupported for one of warps that are not whole."""
+        _check(launch, program)
         self._load_params(launch, program)
         self.maps.clear()
         self.ctas = self._make_ctas(launch, program)
         self._gangs = [g for cta in self.ctas for g in cta.gangs]
-        self._last = self._vain = 0
+        self._last, self._vain = 0, 0.0
         self.checker.begin(self)
         self.recorder.begin(self)
 
     def round(self) -> bool:
         """A turn for everybody; whether anybody is left. Raises Fault where no warp can go on."""
-        moved = False
+        moved = busy = False
         with np.errstate(all="ignore"):
             for g in self.schedule.order(self._gangs):
-                if g.fragments:
-                    moved |= g.run(self.schedule.budget())
+                if g.fragments and g.run(self.schedule.budget()):
+                    moved, busy = True, busy or not g.asked
             self.clock += 1
             moved |= self._land(moved and self.progress != self._last)
         left = any(g.fragments for g in self._gangs)
-        self._vain = self._vain + 1 if self.progress == self._last else 0
+        step = VAIN_ROUNDS / BUSY_ROUNDS if busy else 1
+        self._vain = self._vain + step if self.progress == self._last else 0
         self._last = self.progress
         if left and (not moved or self._vain > VAIN_ROUNDS):
             raise self._stuck(spinning=moved)

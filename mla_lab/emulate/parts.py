@@ -24,11 +24,13 @@ class ProgramLike(Protocol):
     writer: Writer
     starts: list[int]
     ends: list[int]
-    #: lanes that a block's instructions need together, whether it may wait, has a wgmma, may poll
+    #: lanes that a block's instructions need together, whether it may wait, has a wgmma, may poll,
+    #: asks for what others leave
     members: list[int]
     waits: list[bool]
     by_group: list[bool]
     polls: list[bool]
+    asks: list[bool]
     blocks: list[Callable[..., int]]
     #: registers that each instruction names
     named: list[list[str]]

@@ -48,6 +48,8 @@ WAITS = (
 #: loads that see what others store while a block repeats them
 SHARED_LOADS = ("ld.acquire", "ld.relaxed", "ld.volatile")
 
+ASKS = (*SHARED_LOADS, "mbarrier.try_wait", "mbarrier.test_wait", "atom")
+
 
 class Program:
     """A translated kernel: one Python function a basic block."""
@@ -67,6 +69,8 @@ class Program:
         self.by_group = [self._any(n, ("wgmma",)) for n in range(len(self.starts))]
         #: a turn ends where such a block repeats: within it nobody else can store anything
         self.polls = [self._any(n, SHARED_LOADS) for n in range(len(self.starts))]
+        #: whether a block asks for what others leave: threads that never do so do not spin
+        self.asks = [self._any(n, ASKS) for n in range(len(self.starts))]
         sources = [self.block_source(n) for n in range(len(self.starts))]
         self.blocks = _functions(sources, self.writer.products)
 
@@ -107,13 +111,14 @@ class Program:
             for pc, names in enumerate(self.named)
         ]
         other.blocks, other.waits = list(self.blocks), list(self.waits)
-        other.polls = list(self.polls)
+        other.polls, other.asks = list(self.polls), list(self.asks)
         for block, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             if any(start <= pc < end for pc in edits):
                 source = other.block_source(block)
                 (other.blocks[block],) = _functions([source], self.writer.products)
                 other.waits[block] = other._any(block, WAITS)
                 other.polls[block] = other._any(block, SHARED_LOADS)
+                other.asks[block] = other._any(block, ASKS)
         return other
 
 

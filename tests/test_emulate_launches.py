@@ -1,0 +1,73 @@
+"""Launches and arguments that no card takes, arguments that share memory, and threads that are
+long in what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.emulate.direct import Direct, ptx_kernel
+
+from .test_emulate_checks import kinds
+from .test_emulate_instructions import kernel
+
+
+@pytest.mark.parametrize(
+    ("launch", "error", "name"),
+    [
+        ({"block": (2048, 1, 1)}, InvalidInput, "block"),
+        ({"block": (48, 1, 1)}, Unsupported, "block"),
+        ({"shared_bytes": 227 * 1024 + 1}, InvalidInput, "shared memory"),
+        ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, InvalidInput, "grid"),
+        ({"grid": (32, 1, 1), "cluster": (32, 1, 1)}, InvalidInput, "grid"),
+    ],
+)
+def test_launches_that_are_refused(launch: dict[str, Any], error: type, name: str) -> None:
+    with pytest.raises(error, match=name):
+        ptx_kernel(kernel("mov.b32 %r1, 1;"), "k", Direct(**launch))(torch.zeros(1), torch.zeros(1))
+
+
+@pytest.mark.parametrize("given", [torch.zeros(4), 1 << 40, "one"])
+def test_an_argument_fits_its_parameter(given: Any) -> None:
+    text = kernel("ld.param.u32 %r1, [n];", params=".param .u32 n, .param .u64 b")
+    with pytest.raises(InvalidInput, match="argument 0"):
+        ptx_kernel(text, "k", Direct())(given, torch.zeros(4))
+
+
+ADDS_100 = """
+mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 4; ld.param.u64 %d0, [b]; add.s64 %d0, %d0, %d2;
+ld.global.b32 %r1, [%d0]; add.s32 %r1, %r1, 100;
+ld.param.u64 %d1, [a]; add.s64 %d1, %d1, %d2; st.global.b32 [%d1], %r1;"""
+
+
+def test_arguments_that_share_memory() -> None:
+    """What is written through one of them is there, and is not written over by the other."""
+    whole = torch.arange(32, dtype=torch.int32)
+    ptx_kernel(kernel(ADDS_100), "k", Direct())(whole, whole)
+    assert whole.tolist() == list(range(100, 132))
+    both = torch.arange(64, dtype=torch.int32)
+    ptx_kernel(kernel(ADDS_100.replace("[b]", "[a]")), "k", Direct())(both, both[8:40])
+    assert both.tolist() == [*range(100, 132), *range(32, 64)]
+    inside = torch.arange(64, dtype=torch.int32)
+    ptx_kernel(kernel(ADDS_100.replace("[a]", "[b]")), "k", Direct())(inside, inside[8:40])
+    assert inside.tolist() == [*range(8), *range(108, 140), *range(40, 64)]
+    with pytest.raises(InvalidInput, match="argument 1"):
+        ptx_kernel(kernel(ADDS_100), "k", Direct())(both[:32], both[8:40])
+
+
+def test_threads_that_compute_for_long_do_not_spin() -> None:
+    counts = "L: sub.s32 %r15, %r15, 1; setp.gt.s32 %p5, %r15, 0; @%p5 bra L;"
+    assert kinds("mov.b32 %r15, 60000;" + counts, Direct()) == []
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+def test_lanes_that_poll_let_others_of_their_warp_go_on(schedule: str) -> None:
+    body = """ld.param.u64 %d0, [a]; @%p1 bra OPENS;
+    L: ld.acquire.gpu.global.b32 %r5, [%d0]; setp.eq.s32 %p5, %r5, 0; @%p5 bra L; bra END;
+    OPENS: st.release.gpu.global.b32 [%d0], 1; END: mov.b32 %r7, 0;"""
+    assert kinds(body, Direct(), schedule) == []
+    never = body.replace("[%d0], 1;", "[%d0], 0;")
+    assert kinds(never, Direct(), schedule) == ["livelock"]

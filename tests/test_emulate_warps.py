@@ -77,3 +77,21 @@ def test_a_member_mask_in_a_register(check: bool) -> None:
     halves = "and.b32 %r3, %r0, 16; shl.b32 %r4, 0xffff, %r3; setp.ge.s32 %p1, %r1, 0; "
     with pytest.raises(Unsupported, match="member mask"):
         per_thread(halves + "vote.sync.ballot.b32 %r2, %p1, %r4;", WHOLE)
+
+
+def test_halves_of_a_word_may_be_of_two_lanes() -> None:
+    halves = "shl.b32 %r5, %r0, 1; add.s32 %r5, %r5, %r2; cvt.u16.u32 %h1, %r0; "
+    halves += "st.shared.b16 [%r5], %h1; {} ld.shared.b16 %h2, [%r5];"
+    assert kinds(halves.format(""), ONE_WARP) == []
+    other = "xor.b32 %r5, %r5, 4;"
+    assert kinds(halves.format("bar.warp.sync -1; " + other), ONE_WARP) == []
+
+
+@pytest.mark.parametrize(("step", "found"), [(2, []), (1, ["race"])])
+def test_halves_of_a_word_of_global_memory_may_be_of_two_ctas(step: int, found: list[str]) -> None:
+    """CTA 1 writes the half behind that of CTA 0, or a byte of it."""
+    body = f"""
+    ld.param.u64 %d0, [a]; mov.u32 %r5, %ctaid.x; mul.wide.u32 %d1, %r5, {step};
+    add.s64 %d0, %d0, %d1; cvt.u16.u32 %h1, %r5; setp.eq.s32 %p4, %r5, 0;
+    @%p4 st.global.b16 [%d0], %h1; @!%p4 st.global.b8 [%d0], %h1;"""
+    assert kinds(body, Direct((2, 1, 1))) == found

@@ -8,6 +8,7 @@ from .arithmetic import some
 from .gang import Gang
 from .memory import BASE
 from .parts import CheckerLike
+from .ptx import SIZES, Kernel
 from .shadow import AGENTS, BEFORE_SC, SEEN, GlobalShadow, expand
 
 Row = np.ndarray
@@ -15,12 +16,25 @@ Row = np.ndarray
 TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
 
 
+def _least(kernel: Kernel) -> int:
+    """Bytes of the smallest store to memory that is not a CTA's, 4 at most: neighbours that are
+    smaller than a word may be different threads'."""
+    least = 4
+    for s in kernel.code:
+        if s.parts[0] in ("st", "atom", "red") and not any("shared" in p for p in s.parts):
+            count = s.args[0 if s.parts[0] == "atom" else -1].count(",") + 1
+            least = min(least, count * SIZES.get(s.parts[-1], 4))
+    return least
+
+
 class GlobalChecks:
     """The accesses of one launch, beside its `Checker`."""
 
     def __init__(self, checker: CheckerLike, nbytes: int) -> None:
         self.checker = checker
-        self.shadow = GlobalShadow(nbytes)
+        #: bytes of the words that are followed
+        self.unit = _least(checker.machine.ctas[0].program.kernel) if checker.machine.ctas else 4
+        self.shadow = GlobalShadow(nbytes // self.unit)
         #: what released words hand on
         self.published: dict[int, Row] = {}
         #: vectors at the last fence of a whole card's scope, and what relaxed loads will take at
@@ -40,7 +54,7 @@ class GlobalChecks:
     def read(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
         """Threads of a warp read `n` bytes each; `where` is the instruction and its order."""
         pc, order = where
-        words = expand(offsets, n)
+        words = expand(offsets, n, self.unit)
         self._order(g, words, pc, order, "read")
         clock, seen = self.checker.tick(g, pc), self.checker.vectors[g.agent, SEEN]
         self.shadow.reads[order != "weak"].add(words, AGENTS * g.agent, clock, seen)
@@ -52,7 +66,7 @@ class GlobalChecks:
     def write(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
         """Threads of a warp write `n` bytes each."""
         pc, order = where
-        words = expand(offsets, n)
+        words = expand(offsets, n, self.unit)
         self._order(g, words, pc, order, "write")
         self.shadow.wrote(words, AGENTS * g.agent, self.checker.tick(g, pc), order != "weak")
         if order != "weak":
@@ -61,7 +75,7 @@ class GlobalChecks:
     def atomic(self, g: Gang, offsets: Row, n: int, where: tuple[int, str]) -> None:
         """atom and red of `n` bytes each."""
         pc, order = where
-        words = expand(offsets, n)
+        words = expand(offsets, n, self.unit)
         self._order(g, words, pc, order, "atomic")
         self._take(g, words, now=order in TAKES)
         self.shadow.wrote(words, AGENTS * g.agent, self.checker.tick(g, pc), strong=True)
@@ -85,7 +99,7 @@ class GlobalChecks:
     def _race(self, g: Gang, pc: int, this: str, other: str, *found: int) -> None:
         """A race of an access with an earlier one: (word, agent, clock)."""
         word, agent, clock = found
-        name = self.checker.machine.memory.describe(BASE + 4 * word)
+        name = self.checker.machine.memory.describe(BASE + self.unit * word)
         text = f"{this} of global memory at {name} and the {other} are not ordered"
         self.checker.note(g, pc, "race", text, (self.checker.where(agent, clock),))
 

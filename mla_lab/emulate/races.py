@@ -319,6 +319,9 @@ class Checker:
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]
         shadow.lane[words] = lanes[:, None] if len(lanes) == len(where[0]) else -1
+        if where[1] < 4:  # a word of several lanes is no lane's
+            shared, count = np.unique(words, return_counts=True)
+            shadow.lane[shared[count > 1]] = -1
 
     def _ordered_write(self, g: Gang, shadow: Shadow, words: Any, pc: int) -> None:
         vector = self.vectors[g.agent, SEEN]

@@ -16,11 +16,11 @@ UNITS = {PRODUCTS: "product", COPIES: "cp.async", LOADS: "tcgen05.ld", STORES: "
 SEEN, FENCED, BEFORE_SC, LET_GO, TAKEN = 0, 1, 2, 3, 4
 
 
-def expand(offsets: Row, nbytes: int) -> Row:
-    """4-byte words [n, words each] of accesses of `nbytes` at byte offsets [n]."""
-    if nbytes <= 4:
-        return (offsets >> 2)[:, None]
-    return (offsets >> 2)[:, None] + np.arange(nbytes >> 2)
+def expand(offsets: Row, nbytes: int, unit: int = 4) -> Row:
+    """Words of `unit` bytes, [n, words each], of accesses of `nbytes` at byte offsets [n]."""
+    if nbytes <= unit:
+        return (offsets // unit)[:, None]
+    return (offsets // unit)[:, None] + np.arange(nbytes // unit)
 
 
 def lane_bits(lanes: Row) -> int:
@@ -106,15 +106,15 @@ class Reads:
 
 
 class GlobalShadow:
-    """Of device memory: the last writers, whether they wrote with an order, and reads without an
-    order and with one."""
+    """Of so many words of device memory: the last writers, whether they wrote with an order, and
+    reads without an order and with one."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, words: int) -> None:
         # of words that nobody has written `when` is 0, and `writer` says nothing
-        self.writer = np.zeros(nbytes // 4, np.int32)
-        self.when = np.zeros(nbytes // 4, np.int32)
-        self.strong = np.zeros(nbytes // 4, bool)
-        self.reads = Reads(nbytes // 4), Reads(nbytes // 4)
+        self.writer = np.zeros(words, np.int32)
+        self.when = np.zeros(words, np.int32)
+        self.strong = np.zeros(words, bool)
+        self.reads = Reads(words), Reads(words)
 
     def wrote(self, words: Row, agent: int, when: int, strong: bool) -> None:
         """An agent wrote words."""

@@ -89,6 +89,12 @@ def test_a_file_that_is_no_record_stays_as_it_is(
         ("emulate --recorded --strict", "--strict: got no --check"),
         ("emulate --recorded --seed 99999999999999999999999", "--seed: got 9999"),
         ("emulate --recorded --trace t.json", "--trace: got"),
+        ("emulate --recorded --trace absent/t.json", "--trace: got 'absent/t.json'"),
+        ("emulate --recorded --trace .", "--trace: got '.'"),
+        (
+            "emulate --kernel cute/keep_ab_sm90 --record absent/r.zip",
+            "--record: got 'absent/r.zip'",
+        ),
         ("emulate --recorded --schedule odd --seed 3", "--schedule: got 'odd'"),
         ("emulate --recorded --numbers odd", "--numbers: got 'odd'"),
         ("emulate --kernel cute/keep_ab_sm90 --batch 200000000", "--batch: got 200000000"),

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from mla_lab.core.errors import InvalidInput, Unsupported
+from mla_lab.emulate import Options
+from mla_lab.emulate.debugger import Debugger
 from mla_lab.emulate.direct import Direct, ptx_kernel
 
-from .test_emulate_checks import kinds
+from .test_emulate_checks import SHARED, kinds
 from .test_emulate_instructions import kernel
 
 
@@ -61,6 +63,31 @@ def test_arguments_that_share_memory() -> None:
 def test_threads_that_compute_for_long_do_not_spin() -> None:
     counts = "L: sub.s32 %r15, %r15, 1; setp.gt.s32 %p5, %r15, 0; @%p5 bra L;"
     assert kinds("mov.b32 %r15, 60000;" + counts, Direct()) == []
+
+
+def debugged(body: str, options: Options | None = None) -> Debugger:
+    """A debugger of one warp with 4096 bytes of shared memory."""
+    text = kernel(body, shared=SHARED)
+    return ptx_kernel(text, "k", Direct(), options).debug(torch.zeros(1), torch.zeros(1))
+
+
+def test_a_debugger_steps_through_what_runs() -> None:
+    """With a card's numbers a product and its sum are one instruction."""
+    body = "mul.f32 %r3, %r1, %r1; add.f32 %r2, %r3, %r1;"
+    for numbers, joined in (("card", True), ("exact", False)):
+        code = debugged(body, Options(numbers=numbers)).gangs[0].cta.program.kernel.code
+        assert any(s.opcode == "fma.rn.f32" for s in code) is joined
+
+
+def test_a_debugger_shows_what_is_there() -> None:
+    debugger = debugged("mov.b32 %r1, 1;")
+    assert debugger.tile(4096 - 64, (1, 32), span=0).shape == (1, 32)
+    for offset, shape in ((4096, (1, 8)), (-16, (1, 8)), (1, (1, 8)), (0, (0, 8))):
+        with pytest.raises(InvalidInput, match="offset, shape"):
+            debugger.tile(offset, shape)
+    for ask in (lambda: debugger.warp(0, 1), lambda: debugger.barriers(-1)):
+        with pytest.raises(InvalidInput, match="cta"):
+            ask()
 
 
 @pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])

@@ -40,9 +40,15 @@ class Debugger:
         """Whether all threads have exited."""
         return not any(g.fragments for g in self.gangs)
 
+    def _cta(self, number: int) -> CTA:
+        count = len(self.machine.ctas)
+        if not 0 <= number < count:
+            raise invalid("cta", number, f"0 to {count - 1}")
+        return self.machine.ctas[number]
+
     def warp(self, number: int, cta: int = 0) -> Gang:
         """The gang that holds a warp of a CTA."""
-        found = [g for g in self.machine.ctas[cta].gangs if g.first <= 32 * number < g.first + g.n]
+        found = [g for g in self._cta(cta).gangs if g.first <= 32 * number < g.first + g.n]
         if not found:
             raise invalid("warp", number, f"a warp of CTA {cta}")
         return found[0]
@@ -117,7 +123,7 @@ class Debugger:
         names = ("phase", "pending", "expected", "bytes")
         return [
             {"offset": bar.offset - RESERVED, **{name: getattr(bar, name) for name in names}}
-            for bar in self.machine.ctas[cta].mbarriers.values()
+            for bar in self._cta(cta).mbarriers.values()
         ]
 
     def tile(
@@ -129,7 +135,7 @@ class Debugger:
         """
         if kind not in ELEMENTS or span not in SWIZZLES:
             raise invalid("kind, span", (kind, span), (sorted(ELEMENTS), sorted(SWIZZLES)))
-        owner: CTA = self.machine.ctas[cta]
+        owner = self._cta(cta)
         rows, columns = shape
         size = ELEMENTS[kind]
         width = span or columns * size
@@ -137,6 +143,10 @@ class Debugger:
         # columns beyond a row of the swizzle lie in further boxes of as many rows
         linear = np.arange(rows)[:, None] * width + byte % width + byte // width * rows * width
         at = swizzle(RESERVED + offset + linear, SWIZZLES[span])
+        room = owner.shared.size - RESERVED
+        if offset < 0 or offset % size or min(shape) < 1 or at.max() + size > owner.shared.size:
+            supported = f"whole elements inside of {room} bytes of shared memory"
+            raise invalid("offset, shape", (offset, shape), supported)
         return _seen_as(owner.shared.views[size][at // size], kind)
 
     def tensor_memory(
@@ -145,7 +155,7 @@ class Debugger:
         """Columns of SM100's tensor memory, [128 lanes, elements]; what nobody wrote is NaN."""
         if kind not in ELEMENTS or not 0 <= column <= column + columns <= COLUMNS:
             raise invalid("kind, columns", (kind, column, columns), (sorted(ELEMENTS), COLUMNS))
-        words = tensor_memory_of(self.machine.ctas[cta]).words[:, column : column + columns]
+        words = tensor_memory_of(self._cta(cta)).words[:, column : column + columns]
         return _seen_as(np.ascontiguousarray(words).view(f"u{ELEMENTS[kind]}"), kind)
 
 

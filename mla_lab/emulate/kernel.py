@@ -137,8 +137,13 @@ class EmulatedKernel:
         device = Device()
         launch = self.host.launches(self.function, device.place(args), self.sizes)[0]
         machine = self._machine(device, None, None)
-        machine.begin(launch, Program(self.programs[launch.kernel].kernel, by_line=True))
+        machine.begin(launch, Program(self._program(launch).kernel, by_line=True))
         return Debugger(machine)
+
+    def _program(self, launch: Launch) -> Program:
+        """What a launch runs, joined as ptxas does where numbers are a card's."""
+        program = self.programs[launch.kernel]
+        return contracted(program) if self.options.numbers == "card" else program
 
     def _machine(
         self, device: Device, checker: Checker | None, recorder: Recorder | None
@@ -160,8 +165,7 @@ class EmulatedKernel:
         checker = Checker(options.strict, options.stop) if options.check else None
         machine = self._machine(device, checker, recorder)
         try:
-            program = self.programs[launch.kernel]
-            machine.run(launch, contracted(program) if options.numbers == "card" else program)
+            machine.run(launch, self._program(launch))
         finally:
             if checker:
                 run.findings += checker.findings

@@ -154,6 +154,10 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) not in known:
             raise invalid(f"--{name}", repr(getattr(args, name)), known)
     check_seed(args.seed)
+    for name in ("trace", "record"):
+        path = getattr(args, name)
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise invalid(f"--{name}", repr(path), "a file in a folder that is there")
     if args.strict and not args.check:
         raise invalid("--strict", "no --check", "both")
     lengths = len(args.kv_len)

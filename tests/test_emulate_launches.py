@@ -56,8 +56,12 @@ def test_arguments_that_share_memory() -> None:
     inside = torch.arange(64, dtype=torch.int32)
     ptx_kernel(kernel(ADDS_100.replace("[a]", "[b]")), "k", Direct())(inside, inside[8:40])
     assert inside.tolist() == [*range(8), *range(108, 140), *range(40, 64)]
-    with pytest.raises(InvalidInput, match="argument 1"):
-        ptx_kernel(kernel(ADDS_100), "k", Direct())(both[:32], both[8:40])
+    apart = torch.arange(64, dtype=torch.int32)
+    ptx_kernel(kernel(ADDS_100), "k", Direct())(apart[:32], apart[8:40])
+    assert apart.tolist() == [*range(108, 140), *range(32, 64)]
+    rows = torch.arange(64, dtype=torch.int32).view(2, 2, 16)
+    ptx_kernel(kernel(ADDS_100), "k", Direct(block=(32, 1, 1)))(rows[:, 0], rows[:, 1])
+    assert rows.flatten().tolist() == [*range(116, 148), *range(32, 64)]
 
 
 def test_threads_that_compute_for_long_do_not_spin() -> None:

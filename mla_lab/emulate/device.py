@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import invalid, invalid_type
+from ..core.errors import invalid_type
 from .host import DeviceTensor
 from .memory import BASE, GlobalMemory
 
@@ -34,17 +35,36 @@ class Addresses:
     tensors: tuple[Tensor, ...]
 
 
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Addresses on the host of a tensor's first byte and behind its last one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((n - 1) * s for n, s in pairs) if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, tuple | Addresses):
+            yield from _tensors(arg if isinstance(arg, tuple) else arg.tensors)
+        elif isinstance(arg, Tensor) and arg.numel():
+            yield arg
+
+
 class Device:
     """Copies of a call's tensors in device memory; equal calls get equal addresses."""
 
     def __init__(self) -> None:
         self.memory = GlobalMemory()
-        #: (bytes on the host, offset) of each tensor that lies in no other
-        self._placed: list[tuple[np.ndarray, int]] = []
+        #: addresses on the host, begin and end, of arguments' memory: of those that overlap, as one
+        self._spans: list[tuple[int, int]] = []
+        #: (bytes on the host, offset) of each span by its begin, and the tensors that hold them
+        self._placed: dict[int, tuple[np.ndarray, int]] = {}
+        self._held: list[Tensor] = []
 
     def place(self, args: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
         """`args` with a `DeviceTensor` for each tensor, those inside tuples too."""
         placed: list[Any] = []
+        self._join(args)
         for i, arg in enumerate(args):
             name = names[i] if i < len(names) else f"argument {i}"
             if isinstance(arg, tuple):
@@ -62,29 +82,31 @@ class Device:
         if tensor.dtype not in DTYPES:
             raise invalid_type(name, tensor.dtype, list(DTYPES))
         shape, strides, size = tuple(tensor.shape), tensor.stride(), tensor.element_size()
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        extent = extent if tensor.numel() else 0
-        if not extent:
+        if not tensor.numel():
             return DeviceTensor(self.memory.allocate(0, name), DTYPES[tensor.dtype], shape, strides)
-        flat = tensor.detach().as_strided((extent,), (1,)).view(torch.uint8).numpy()
-        offset = self._shared(flat, name)
-        if offset < 0:
-            offset = self.memory.allocate(flat.size, name)
-            self.memory.bytes[offset : offset + flat.size] = flat
-            self._placed.append((flat, offset))
+        begin, end = _place(tensor)
+        span = next((s for s in self._spans if s[0] <= begin and end <= s[1]), (begin, end))
+        if span[0] not in self._placed:
+            nbytes = span[1] - span[0]
+            flat = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(span[0]))
+            offset = self.memory.allocate(nbytes, name)
+            self.memory.bytes[offset : offset + nbytes] = flat
+            self._placed[span[0]] = flat, offset
+        self._held.append(tensor)
+        offset = self._placed[span[0]][1] + begin - span[0]
         self._open(offset, shape, strides, size)
         return DeviceTensor(offset, DTYPES[tensor.dtype], shape, strides)
 
-    def _shared(self, flat: np.ndarray, name: str) -> int:
-        """Where the bytes of a tensor lie in an earlier one; -1 of memory of its own."""
-        for other, offset in self._placed:
-            at = flat.ctypes.data - other.ctypes.data
-            if at >= 0 and at + flat.size <= other.size:
-                return offset + at
-            if -flat.size < at < other.size:
-                got = f"a view that overlaps an earlier argument from byte {at} of it"
-                raise invalid(name, got, "memory of its own, or all of it in an earlier one's")
-        return -1
+    def _join(self, args: Sequence[Any]) -> None:
+        """Find the spans of these arguments, whose memory may overlap."""
+        found: list[tuple[int, int]] = []
+        for begin, end in sorted(map(_place, _tensors(args))):
+            if found and begin < found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            else:
+                found.append((begin, end))
+        known = self._spans
+        self._spans += [s for s in found if not any(k[0] <= s[0] and s[1] <= k[1] for k in known)]
 
     def _open(self, offset: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
         """Allow what belongs to the tensor: not what lies between its rows."""
@@ -104,5 +126,5 @@ class Device:
 
     def fetch(self) -> None:
         """Copy what device memory holds back to the tensors."""
-        for flat, offset in self._placed:
+        for flat, offset in self._placed.values():
             flat[:] = self.memory.bytes[offset : offset + flat.size]

@@ -46,6 +46,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("20.1", "(4,6):(1,8)", "Offset 43 is no element"),
     ("20.1", "4 by 6", "not a layout"),
     ("20.1", 24, "as text"),
+    ("20.1", "(3,2,2,2):(1,6,3,12)", "modes count \\[3, 2, 2, 2\\] places"),
     ("21.1", lambda: ([48 * r for r in range(8)], 1), "byte offsets"),
     ("21.1", lambda: ([12 * r for r in range(8)], 1), "Row 3 begins 144 bytes in"),
     ("21.1", lambda: ([12 * r % 32 for r in range(8)], 8), "want the same four"),
@@ -63,10 +64,16 @@ WRONG: list[tuple[str, Any, str]] = [
     ("31.1", lambda tiles, blocks, sms: min(blocks, sms), "too many"),
     ("31.1", lambda tiles, blocks, sms: fa3_splits(tiles, blocks, sms, sms), "128 splits are"),
     ("31.1", lambda tiles, blocks, sms: fa3_splits(tiles, blocks, 132), "66 SMs.* too many"),
+    (
+        "31.1",
+        lambda tiles, blocks, sms: fa3_splits(tiles, 128, sms) if blocks > 4 else 1,
+        "30 blocks, 132 SMs.* too many",
+    ),
     ("31.1", lambda tiles, blocks, sms: 1 // 0, "raised ZeroDivisionError"),
     ("32.1", lambda a, la, b, lb: ((a[0] + b[0]) / 2, np.logaddexp(la, lb)), "weigh each out"),
     ("32.1", lambda a, la, b, lb: _naive_merge(a, la, b, lb), "subtract the larger lse"),
     ("32.1", lambda a, la, b, lb: _naive_merge(a, la, b, lb, la), "lse 0 and 1000, out: subtract"),
+    ("32.1", lambda a, la, b, lb: _merge_to_second(a, la, b, lb), "lse 1000 and 0, out: subtract"),
     ("32.1", lambda a, la, b, lb: _merge_of_first(a, la, b, lb), "first piece may be the empty"),
     ("32.1", lambda a, la, b, lb: _merge_one(a, la, b, lb), "here 2, and yours has 1"),
     ("33.1", lambda blocks, batch: max(1, min(blocks, 32) // len(batch)), "not invariant"),
@@ -74,12 +81,15 @@ WRONG: list[tuple[str, Any, str]] = [
     ("33.1", lambda blocks, batch: 1, "at least 4"),
     ("33.1", lambda blocks, batch: 16, "would leave empty ones"),
     ("33.1", lambda blocks, batch: min(32, batch[0]), "not invariant"),
+    ("33.1", lambda blocks, batch: min(32, blocks, max(4, max(batch) // 64)), "not invariant"),
     ("33.1", lambda blocks, batch: min(32, max(1, blocks / 10)), "no whole number"),
     ("34.1", lambda drafts, chance: 1 + drafts * chance, "all before it were accepted"),
     ("34.1", lambda drafts, chance: chance**drafts, "own token is always there"),
     ("34.1", lambda drafts, chance: 1 + chance, "too many or too few"),
     ("35.1", lambda parent, good: [i for i, g in enumerate(good) if g], "smaller end"),
     ("35.1", lambda parent, good: 3, "list of token numbers"),
+    ("35.1", lambda parent, good: _one_tree(parent, good), "list of token numbers"),
+    ("35.1", lambda parent, good: _three_or_none(parent, good), "good \\[1, 0, 1, 1, 1\\]"),
     ("35.1", lambda parent, good: _first_child(parent, good), "a later child"),
     ("35.1", lambda parent, good: _least_path(parent, good), "of equally long paths"),
     ("36.1", lambda position, rank, world: position // world, "too few"),
@@ -145,6 +155,11 @@ def _naive_merge(
     return (wa * np.array(a) + wb * np.array(b)) / (wa + wb), less + np.log(wa + wb)
 
 
+def _merge_to_second(a: list[float], la: float, b: list[float], lb: float) -> tuple[Any, Any]:
+    """Subtracts the lse of the second piece, wherever that is not empty."""
+    return (np.array(a), la) if lb == -np.inf else _naive_merge(a, la, b, lb, lb)
+
+
 def _merge_of_first(a: list[float], la: float, b: list[float], lb: float) -> tuple[Any, Any]:
     """Looks for an empty piece only in the second place."""
     if lb == -np.inf:
@@ -167,6 +182,19 @@ def _first_child(parent: list[int], good: list[bool]) -> list[int]:
         return [token] if child is None else [token, *down(child)]
 
     return max((down(i) for i, p in enumerate(parent) if p < 0 and good[i]), key=len, default=[])
+
+
+def _one_tree(parent: list[int], good: list[bool]) -> Any:
+    """No list where a draft has several roots."""
+    return _least_path(parent, good) if parent.count(-1) == 1 else 0
+
+
+def _three_or_none(parent: list[int], good: list[bool]) -> list[int]:
+    """Writes into `good` who counts, and forgets paths of less than three tokens."""
+    for token, p in enumerate(parent):
+        good[token] &= p < 0 or good[p]
+    path = _least_path(parent, good)
+    return path if len(path) > 2 else []
 
 
 def _least_path(parent: list[int], good: list[bool]) -> list[int]:

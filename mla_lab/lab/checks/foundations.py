@@ -106,6 +106,12 @@ def _transposing_tiles(attempt: Attempt) -> str:
             f"Place {wrong % 6} of tile {wrong // 6} is at offset {got[wrong]}, which is row "
             f"{got[wrong] // 6}, column {got[wrong] % 6}: not the element that was asked for"
         )
+    sizes = [mode.size for mode in layout.modes]
+    need(
+        sizes == [6, 4],
+        f"The offsets are right, and the modes count {short(sizes)} places: the first is to count "
+        "the places of a tile, the second the tiles, and a mode may nest",
+    )
     return f"{layout} visits the tiles in the order that was asked for."
 
 

@@ -61,7 +61,8 @@ def _waves(attempt: Attempt) -> str:
 
 def _fa3(attempt: Attempt) -> str:
     cases = [(row_tiles, 128, 132) for row_tiles in (1, 2, 8, 30, 64, 110)]
-    for row_tiles, blocks, sms in (*cases, (3, 4, 132), (1, 512, 132), (1, 128, 66)):
+    bounded = ((3, 4, 132), (1, 512, 132), (1, 128, 66), (1, 30, 132))
+    for row_tiles, blocks, sms in (*cases, *bounded):
         right = fa3_splits(row_tiles=row_tiles, max_blocks=blocks, sms=sms)
         got = number(attempt(row_tiles, blocks, sms), "The number of splits")
         tiles, splits = ("s" if n != 1 else "" for n in (row_tiles, got))
@@ -75,7 +76,8 @@ def _fa3(attempt: Attempt) -> str:
             got <= right,
             case
             + "too many: take the *fewest* that pass, and 1 where row tiles alone fill 80 % of "
-            "the SMs or there are no more than 4 blocks; 128 splits are the most that are tried",
+            "the SMs or there are no more than 4 blocks; 128 splits are the most that are tried, "
+            "and no more than there are SMs or blocks",
         )
     return "Your rule makes the same choices as FlashAttention-3."
 
@@ -87,6 +89,7 @@ def _merge(attempt: Attempt) -> str:
         ([1.0], 0.0, [3.0], np.log(3), [2.5], np.log(4), "weigh each out by exp(lse)"),
         ([1.0], 1e3, [3.0], 1e3, [2.0], 1e3 + np.log(2), "subtract the larger lse before exp"),
         ([1.0], 0.0, [3.0], 1e3, [3.0], 1e3, "subtract the larger lse before exp"),
+        ([1.0], 1e3, [3.0], 0.0, [1.0], 1e3, "subtract the larger lse before exp"),
         ([1.0], 5.0, [0.0], none, [1.0], 5.0, "a piece with lse minus infinity has weight zero"),
         ([0.0], none, [1.0], 5.0, [1.0], 5.0, "the first piece may be the empty one"),
         ([0.0], none, [0.0], none, [0.0], none, "two empty pieces give out 0, and no NaN"),
@@ -111,7 +114,7 @@ def _merge(attempt: Attempt) -> str:
 
 def _invariant(attempt: Attempt) -> str:
     for blocks in (1, 7, 128, 5000):
-        neighbours = [[64] * n for n in (0, 1, 31, 127)]
+        neighbours = [[], [64], [64] * 31, [64] * 127, [1] * 31, [9000] * 31]
         batches = [[blocks, *rest] for rest in neighbours]
         batches += [[*rest, blocks] for rest in neighbours]
         answers = {number(attempt(blocks, batch), "The number of splits") for batch in batches}
@@ -130,6 +133,13 @@ def _invariant(attempt: Attempt) -> str:
     return "Whoever is beside it in the batch, a request is split in the same places."
 
 
+def _path(attempt: Attempt, parents: list[int], good: list[bool]) -> list[int]:
+    """A reader's path; copies are handed over, since an answer may write into its lists."""
+    got = attempt(list(parents), list(good))
+    need(isinstance(got, list | tuple), "Return a list of token numbers, from the root down")
+    return list(got)
+
+
 def _accepted(attempt: Attempt) -> str:
     tree = [-1, 0, 0, 1, 1]
     cases: tuple[tuple[list[bool], list[int], str], ...] = (
@@ -143,9 +153,8 @@ def _accepted(attempt: Attempt) -> str:
         ([False, True, True, True, True], [], "without its root nothing of a tree is kept"),
     )
     for good, right, hint in cases:
-        got = attempt(tree, good)
-        need(isinstance(got, list | tuple), "Return a list of token numbers, from the root down")
-        need(list(got) == right, f"parents {tree}, good {[int(g) for g in good]}: {hint}")
+        got = _path(attempt, tree, good)
+        need(got == right, f"parents {tree}, good {[int(g) for g in good]}: {hint}")
     for parents, path, hint in (
         ([-1, -1, 1], [1, 2], "Two trees: a draft may have several roots, parent -1 each"),
         ([-1, 0, 0, 2], [0, 2, 3], "The longest path may go through a later child"),
@@ -155,8 +164,8 @@ def _accepted(attempt: Attempt) -> str:
             "Of equally long paths take the one that ends in the smaller number",
         ),
     ):
-        got = attempt(parents, [True] * len(parents))
-        need(list(got) == path, f"Parents {parents}, all good: {hint[0].lower()}{hint[1:]}")
+        got = _path(attempt, parents, [True] * len(parents))
+        need(got == path, f"Parents {parents}, all good: {hint[0].lower()}{hint[1:]}")
     return "What is kept is what the large model would have written, several tokens a step."
 
 

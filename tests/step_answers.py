@@ -189,6 +189,11 @@ class EmptyParityThatStays(Answer):
         return 1
 
 
+class TileForParity(Answer):
+    def full_parity(t):
+        return t
+
+
 class PhaseForParity(Answer):
     def full_parity(t):
         return t // STAGES

@@ -61,6 +61,7 @@ WRONG: list[tuple[str, type[Answer], str]] = [
     ("64", step_answers.ParityOfTheProducer, "never completes"),
     ("64", step_answers.AWarpOfArrivals, "31 of 32 arrivals"),
     ("64", step_answers.NoBytes, "-49152 bytes pending"),
+    ("64", step_answers.TileForParity, r"full_parity\(2\) is 2.*a parity is 0 or 1"),
     ("65", step_answers.OneStage, "laps the consumers"),
     ("65", step_answers.FullParityByTile, "only then does its phase go on"),
     ("65", step_answers.EmptyParityOfFull, "on a fresh barrier a wait for parity 1"),

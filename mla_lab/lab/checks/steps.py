@@ -107,8 +107,8 @@ def _facts(kernel: StepKernel) -> None:
             "do: threads 0, 1, 2 and so on are to be neighbours along a row. Which mode of your "
             "thread layout has stride 1?",
         )
-    if kernel.step.number == "65":
-        _ring_of_any_length(kernel)
+    if kernel.step.number in ("64", "65"):
+        _any_number_of_tiles(kernel)
     if kernel.step.number == "67":
         _row_max(kernel)
 
@@ -134,11 +134,12 @@ def rows_of_a_warp(kernel: StepKernel) -> tuple[int, int]:
     return len(touched), -(-32 // columns)
 
 
-def _ring_of_any_length(kernel: StepKernel) -> None:
+def _any_number_of_tiles(kernel: StepKernel) -> None:
     """Stages and parities of more tiles than the trial has, where they are plain arithmetic: a wait
-    takes the lowest bit of what the emulator is given, and a card wants 0 or 1.
+    takes the lowest bit of what the emulator is given, and a card wants 0 or 1. Step 64 has one
+    stage.
     """
-    stages = constants_of(kernel.step.path)["STAGES"]
+    stages = constants_of(kernel.step.path).get("STAGES", 1)
     found: dict[str, list[int]] = {}
     for name, function in kernel.functions.items():
         try:
@@ -154,8 +155,9 @@ def _ring_of_any_length(kernel: StepKernel) -> None:
             sorted(places[:stages]) == list(range(stages)),
             f"It is right here, but tiles 0 to {stages - 1} go through stages {places[:stages]}",
         )
-    for name, values in found.items():
-        t = next((t for t in range(TILES) if values[t] != right[name][t]), None)
+    for name, wanted in right.items():
+        values = found.get(name, wanted)
+        t = next((t for t in range(TILES) if values[t] != wanted[t]), None)
         need(
             t is None,
             f"It is right for the {len(TABLE)} tiles of the trial, but {name}({t}) is "

@@ -13,7 +13,7 @@ import plotly.io as pio
 import pytest
 
 from mla_lab import lab
-from mla_lab.core.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput, invalid
 from mla_lab.lab import exercises, explorer, progress, session, source, style, svg
 from mla_lab.lab.checks import CHECKS, Attempt, Hint
 from mla_lab.lab.workbook_map import PATHS, WorkbookMap
@@ -31,6 +31,8 @@ class Squares(explorer.Explorer):
     def figure(self, state: dict[str, Any]) -> go.Figure:
         if state["word"] == "fail":
             raise ZeroDivisionError("planted")
+        if state["word"] == "bad":
+            raise invalid("word", "bad", "so")
         figure = style.new_figure(f"{state['n']} squared is {state['n'] ** 2}")
         figure.add_bar(x=[1], y=[state["n"] ** 2])
         return figure
@@ -110,6 +112,24 @@ def test_an_error_after_a_browser_move_is_shown_and_found_by_finish(
     squares.widgets["word"].value = "so"
     session.finish()
     assert notebook.passed == []
+
+
+def test_a_value_that_is_refused_after_a_browser_move_is_one_sentence() -> None:
+    squares = Squares()
+    squares.widgets["word"].unobserve_all()
+    squares.widgets["word"].value = "bad"
+    squares._redraw_shown()
+    assert squares.out.outputs[0]["traceback"] == ["InvalidInput: word: got bad; supported: so"]
+    assert not squares.footer.value, "words of the picture before"
+    squares.widgets["word"].value = "fail"
+    squares._redraw_shown()
+    assert len(squares.out.outputs[0]["traceback"]) > 3, "an error of ours has its frames"
+    squares.out.outputs = ()
+
+
+def test_the_state_line_shows_what_was_typed() -> None:
+    squares = Squares(word="<b>a</b> & 'b'")
+    assert "word=\"&lt;b&gt;a&lt;/b&gt; &amp; 'b'\")</code>" in squares.footer.value
 
 
 def test_several_controls_are_set_with_one_drawing() -> None:

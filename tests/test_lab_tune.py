@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from traitlets import Bunch
 
 from mla_lab import lab
 from mla_lab.bench.records import problem_of as problem_of_row
@@ -102,6 +104,32 @@ def test_an_uploaded_trace_is_shown_and_a_bad_one_names_its_line() -> None:
     with pytest.raises(InvalidInput, match="line 2"):
         explorer.upload(b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,9,9\n")
     assert explorer.state["trace"] == before
+
+
+def test_buttons_show_their_errors_and_take_the_same_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    explorer = lab.TuneExplorer()
+    upload, save = explorer.layout().children[0].children
+    head = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    file = {"name": "t.csv", "type": "", "size": 1, "last_modified": datetime.now(UTC)}
+    good = (Bunch(file, content=head + b"2026-01-01 00:00:00,900,50\n"),)
+    upload.value = (Bunch(file, content=head + b"noon,9,9\n"),)
+    (shown,) = explorer.out.outputs
+    assert len(shown["traceback"]) == 1 and "line 2" in shown["traceback"][0]
+    for _ in range(2):
+        explorer.widgets["trace"].value = ""
+        upload.value = good
+        assert explorer.title().startswith("1 request decodes")
+    save.click()
+    assert save.description == "wrote step.jsonl, 1 request"
+    explorer.widgets["trace"].value = ""
+    assert save.description == "write step.jsonl", "that step is not in the file"
+    monkeypatch.setattr(serving_day, "write_step", lambda *_: (tmp_path / "no" / "f").open("w"))
+    save.click()
+    assert explorer.out.outputs[0]["ename"] == "FileNotFoundError"
+    explorer.redraw()
 
 
 def test_a_trace_without_a_step_is_told(tmp_path: Path) -> None:

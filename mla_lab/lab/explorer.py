@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from typing import Any, TypeAlias
 
 import ipywidgets as widgets
@@ -23,7 +24,7 @@ import plotly.graph_objects as go
 from IPython import get_ipython
 from traitlets import TraitError
 
-from ..core.errors import InvalidInput, invalid
+from ..core.errors import InvalidInput, MlaLabError, invalid
 from .source import Source
 from .style import CONFIG
 from .svg import Svg
@@ -165,7 +166,8 @@ class Explorer:
         chip = self.source.chip() if self.source else ""
         return (
             f"{self.note(state)}<div style='margin-top:4px'>{chip} "
-            f"<code style='user-select:all;font-size:12px'>{self.line(state)}</code></div>"
+            f"<code style='user-select:all;font-size:12px'>{escape(self.line(state), quote=False)}"
+            "</code></div>"
         )
 
     def set(self, **state: Any) -> Explorer:
@@ -209,20 +211,27 @@ class Explorer:
         self.pending = asyncio.get_event_loop().call_later(DEBOUNCE_S, self._redraw_shown)
 
     def _redraw_shown(self) -> None:
-        """Redraw after a reader's change: an error is shown in place of the picture."""
+        """Redraw after a reader's change."""
         self.pending = None
+        self.guarded(self.redraw)
+
+    def guarded(self, act: Callable[[], object]) -> None:
+        """Does what a reader asked for in the browser. An error is shown in place of the picture
+        and of the words about it: one that refuses a value as its sentence, another with frames.
+        """
         try:
-            self.redraw()
+            act()
         except Exception as error:
-            frames = traceback.format_exc().splitlines()
+            name, frames = type(error).__name__, traceback.format_exc().splitlines()
             self.out.outputs = (
                 {
                     "output_type": "error",
-                    "ename": type(error).__name__,
+                    "ename": name,
                     "evalue": str(error),
-                    "traceback": frames,
+                    "traceback": [f"{name}: {error}"] if isinstance(error, MlaLabError) else frames,
                 },
             )
+            self.footer.value = ""
 
     def layout(self) -> widgets.Widget:
         """Controls above, picture below."""

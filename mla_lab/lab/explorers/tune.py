@@ -22,6 +22,7 @@ RANKS = (1, 2, 4, 8)
 STEP_MS = (10, 20, 30, 50, 80)
 CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 FILE = "step.jsonl"
+OFFER = f"write {FILE}"
 
 
 class TuneExplorer(explorer.Explorer):
@@ -141,6 +142,11 @@ class TuneExplorer(explorer.Explorer):
         number = len(self.step(self.state))
         button.description = f"wrote {FILE}, {number} request{'s' * (number > 1)}"
 
+    def _uploaded(self, change: Any) -> None:
+        if change.new:
+            change.owner.value = ()  # else the same file cannot be chosen again
+            self.guarded(lambda: self.upload(bytes(change.new[0].content)))
+
     def upload(self, content: bytes) -> None:
         """Show a trace that came as bytes."""
         folder = Path(tempfile.mkdtemp(prefix="mla-lab-trace-"))
@@ -152,12 +158,13 @@ class TuneExplorer(explorer.Explorer):
     def layout(self) -> widgets.Widget:
         """Controls with an upload and a button that writes the step."""
         box = super().layout()
-        upload = widgets.FileUpload(accept=".csv,.jsonl", description="upload a trace")
-        upload.observe(lambda change: self.upload(bytes(change.new[0].content)), names="value")
-        save = widgets.Button(
-            description=f"write {FILE}", icon="save", layout=widgets.Layout(width="auto")
-        )
-        save.on_click(self._save)
+        wide = {"layout": widgets.Layout(width="auto")}
+        upload = widgets.FileUpload(accept=".csv,.jsonl", description="upload a trace", **wide)
+        upload.observe(self._uploaded, names="value")
+        save = widgets.Button(description=OFFER, icon="save", **wide)
+        save.on_click(lambda button: self.guarded(lambda: self._save(button)))
+        for widget in self.widgets.values():  # another step is not yet written
+            widget.observe(lambda _: setattr(save, "description", OFFER), names="value")
         box.children = (widgets.HBox([upload, save]), *box.children)
         return box
 

@@ -143,6 +143,17 @@ def test_a_floor_of_another_run_is_said_beside_calls_with_a_host_plan() -> None:
     assert read in explorer.note({**explorer.state, "planned": True})
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_shape_that_is_not_recorded_has_no_chip_of_a_record(planned: bool) -> None:
+    explorer = RecordExplorer(heads=128, planned=planned, live=True)
+    assert "recorded, NVIDIA H200" in explorer.note(explorer.state)
+    explorer.set(q_len=4)
+    assert names(explorer) == ["floor of the card", "simulator"]
+    assert "NVIDIA" not in explorer.note(explorer.state)
+    assert "read" not in explorer.note(explorer.state).replace("recorded", "")
+    assert "No call of this shape is recorded" in explorer.footer.value
+
+
 def names(explorer: RecordExplorer) -> list[str]:
     return [trace.name for trace in explorer.figure(explorer.state).data]
 

@@ -100,6 +100,11 @@ def _other_ceilings() -> str:
     )
 
 
+def _known(us: Medians, cases: dict[int, tuple[str, str]]) -> dict[int, float]:
+    """Medians that a record has, by batch."""
+    return {b: us[key] for b, key in cases.items() if key in us}
+
+
 class RecordExplorer(explorer.Explorer):
     """Microseconds over the batch: the card's floor, the prediction, and every recorded peer."""
 
@@ -158,10 +163,12 @@ class RecordExplorer(explorer.Explorer):
             line = (f"ours with a host plan, {label}", BLUE, "dot", "circle-open")
             drawn.append((us, OURS, line))
         for us, peer, line in drawn:
-            cases = {b: (self.case(state, b).name, peer) for b in BATCHES}
-            known = {b: us[key] for b, key in cases.items() if key in us}
-            if known:
+            if known := _known(us, self._cases(state, peer)):
                 self._add(figure, known, unit, line)
+
+    def _cases(self, state: dict[str, Any], peer: str) -> dict[int, tuple[str, str]]:
+        """What a record calls each batch of a peer."""
+        return {b: (self.case(state, b).name, peer) for b in BATCHES}
 
     def case(self, state: dict[str, Any], batch: int) -> Case:
         """The benchmark's case of a batch."""
@@ -187,11 +194,15 @@ class RecordExplorer(explorer.Explorer):
     def note(self, state: dict[str, Any]) -> str:
         run = headline_run()
         words = "Recorded rows: <b>none in data/ yet</b>."
-        if run:
+        known = bool(_known(_recorded()[0], self._cases(state, OURS)))
+        if run and known:
             call = HEADLINES.get(find_headline(run.rows) or "", "not in this record")
             words = f"{run.source.chip()} ours: {call}."
-        if state["planned"]:
+        elif run:
+            words = "No call of this shape is recorded."
+        if state["planned"] and known:
             words += _other_ceilings()
         if state["live"] and not gpu_name():
-            words += " No GPU here: <b>nothing to measure</b>, recorded rows stand in."
+            words += " No GPU here: <b>nothing to measure</b>"
+            words += ", recorded rows stand in." if known else "."
         return f"<div>{words}</div>"

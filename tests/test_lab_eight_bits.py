@@ -149,6 +149,13 @@ def test_digits_and_bytes() -> None:
     assert split_explorer.byte_of(-448.0) == "1 1111 110"
 
 
+def test_a_number_beyond_the_rows_greatest_is_told() -> None:
+    split = split_explorer.SplitExplorer(number="-65", top=64)
+    assert "itself the greatest" in split.footer.value
+    for number, top in (("-64", 64), ("65", 1024), ("none", 1), ("inf", 1)):
+        assert "itself the greatest" not in split.set(number=number, top=top).footer.value
+
+
 def test_the_split_explorer_tells_what_is_lost_and_what_is_no_number() -> None:
     explorer = split_explorer.SplitExplorer(number="3.14159", top=4)
     assert "exactly" in explorer.figure(explorer.state).alt

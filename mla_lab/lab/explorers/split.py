@@ -84,9 +84,11 @@ class SplitExplorer(explorer.Explorer):
         return document(width, 54 + len(rows) * (_CELL[1] + 8), body, finding)
 
     def note(self, state: dict[str, Any]) -> str:
+        beyond = float(state["top"]) < abs(bf16(state["number"])) < math.inf
         return (
             "<div>Columns are powers of two. A term keeps four digits from its first 1 on; of "
-            "<code>lo / 16</code> none lies below 2^-13.</div>"
+            "<code>lo / 16</code> none lies below 2^-13."
+            f"{' The number is itself the greatest of its row.' * beyond}</div>"
         )
 
 

@@ -245,7 +245,7 @@ def cta_figure(name: str = "b1_q1_h128_kv8192") -> go.Figure:
         titles.append(f"{label}: {timeline.makespan:.1f} us, {timeline.lanes} CTAs")
         kinds.append("recorded")
         words = (
-            f"keys are attended after {attended(guess):.1f} us predicted, "
+            f"the mainloop ends after {attended(guess):.1f} us predicted, "
             f"{attended(timeline):.1f} recorded"
         )
     none = [None] * len(shown)

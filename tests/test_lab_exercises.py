@@ -37,7 +37,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("10.1", lambda: (640, 1152, 171), "expanding costs the same"),
     ("10.1", lambda: (640, 1152, 255), "expanding costs the same"),
     ("10.1", lambda: (640, 1152, 258), "expanding costs the same"),
-    ("11.1", lambda: (free_drafts(measured_card(), 16) + 1, 2), "drafts are the rows beyond it"),
+    ("11.1", lambda: (free_drafts(measured_card(), 16) + 1, 2), "rows beyond it, and a long cache"),
     ("11.1", lambda: (free_drafts(measured_card(), 16),) * 2, "the ridge is reached sooner"),
     ("20.1", "(6,4):(1,6)", "Place 3 of tile 0"),
     ("20.1", "(4,5):(6,1)", "20 coordinates"),

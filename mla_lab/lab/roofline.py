@@ -122,7 +122,8 @@ class RooflineExplorer(explorer.Explorer):
         free = free_drafts(gpu, state["heads"], state["kv_format"])
         heads = _counted(state["heads"], "head")
         sentence = (
-            f"{_counted(free, 'draft token')} {'is' if free == 1 else 'are'} free with {heads}"
+            f"{_counted(free, 'draft token')} {'is' if free == 1 else 'are'} free with {heads} "
+            "over a long cache"
             if free >= 0
             else f"with {heads} even one token is compute bound"
         )

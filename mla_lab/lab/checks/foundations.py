@@ -60,7 +60,11 @@ def _kimi_drafts(attempt: Attempt) -> str:
     heads = 64 // 4
     plain, packed = number(plain, "The first value"), number(packed, "The second value")
     right = free_drafts(measured_card(), heads)
-    need(plain != right + 1, "That counts the token itself; drafts are the rows beyond it")
+    need(
+        plain != right + 1,
+        "That counts the token itself, or the bytes of query and output: drafts are the rows "
+        "beyond it, and a long cache outweighs those bytes",
+    )
     need(
         plain == right,
         "bf16: with 64 heads over four ranks, how many heads has one rank, and how many rows of "

@@ -42,6 +42,15 @@ def test_pieces_of_a_batch_invariant_call_follow_the_tile(tile_rows, blocks):
     assert set((plan.tiles[:, 3] - plan.tiles[:, 2]).tolist()) == {blocks}
 
 
+def test_columns_stay_apart_where_times_are_long(capsys):
+    """A request of 300 million keys without splits takes seconds."""
+    assert cli.main(["plan", "--batch", "1", "--kv-len", "300000000", "--policy", "none"]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("none")]
+    policy, tiles, splits, partials, size, unit, us, *_ = line.split()
+    assert (policy, tiles, splits, partials, size, unit) == ("none", "2", "1", "0", "0.0", "MB")
+    assert float(us) > 1e6
+
+
 def test_splitting_pays_and_the_roofline_is_below(capsys):
     result = table(capsys)
     times = {row["policy"]: row["simulated_us"] for row in result["policies"]}

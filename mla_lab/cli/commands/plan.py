@@ -170,4 +170,4 @@ def _simulated(row: dict[str, Any]) -> str:
     """Two columns: time, and share of the time that workers are busy."""
     if row["simulated_us"] is None:
         return f"{'-':>12}{'-':>7}"
-    return f"{row['simulated_us']:>9.1f} us{row['busy']:>7.0%}"
+    return f" {row['simulated_us']:>8.1f} us{row['busy']:>7.0%}"

@@ -127,6 +127,35 @@ def test_watts_and_joules_stand_beside_flash_mla_s() -> None:
     assert "30.0" not in text
 
 
+def test_two_records_are_told_apart_by_the_call_that_differs_most() -> None:
+    """Of the largest batch, by one kernel; calls of another kernel or peer count for nothing."""
+    keep_ab, swap_ab = "cute_keep_ab_sm90", "cute_swap_ab_sm90"
+    own = {"peer": eight_bits.PLAIN_CALL}
+
+    def record(small: float, bf16: float, e4m3: float, kernel: str) -> list[dict[str, Any]]:
+        calls = [
+            row(shape(64), small, keep_ab, 64),
+            row(shape(128), bf16, keep_ab, 64),
+            row(shape(128, "e4m3"), e4m3, keep_ab, 128),
+            row(shape(128, "e4m3", "e4m3"), bf16, kernel, 64),
+        ]
+        facts = {"card": {"name": "A"}, "commit": "c" * 40, "dirty": False}
+        head = {"kind": "run", "time": "2026-11-30T00:00:00", "environment": facts}
+        return [head, *(call | own for call in calls), calls[1] | {"peer": "other", "us": 1.0}]
+
+    made = eight_bits.apart(record(1, 400, 420, keep_ab), record(9, 440, 415, swap_ab))
+    assert made.startswith("128 requests took 400 us for bf16 in the first record, and 440 us in")
+    assert made.count("commit") == 1
+
+
+def test_a_time_in_the_page_s_own_words_has_its_commit() -> None:
+    """The records that the page names are measured anew; a time of an older one is not theirs."""
+    page = (data_dir() / "notes/eight_bits.md").read_text(encoding="utf-8")
+    text = " ".join(re.sub(r"<!-- made.*?/made -->", "", page, flags=re.DOTALL).split())
+    told = [s for s in re.split(r"(?<=\.) (?=[A-Z])", text) if "us for" in s]
+    assert told and all("commit" in sentence for sentence in told)
+
+
 @pytest.mark.parametrize("record", [sparse_table.RECORD, sparse_table.BF16])
 def test_the_rule_follows_the_record(record: str) -> None:
     """In a step the kernel of the rule loses no case by 2 % and 1.2 us or more: two measurements

@@ -88,6 +88,9 @@ TABLES: dict[str, Callable[[], str]] = {
         f"{origin(rows_of(eight_bits_table.RECORD))}.\n\n"
         f"{eight_bits_table.table(rows_of(eight_bits_table.RECORD))}"
     ),
+    "eight-bits-apart": lambda: eight_bits_table.apart(
+        rows_of(eight_bits_table.RECORD), rows_of(PLAIN_EIGHT_BITS)
+    ),
     "eight-bits-h100": lambda: (
         f"{origin(rows_of(card_table.H100_EIGHT_BITS))}.\n\n"
         f"{eight_bits_table.table(rows_of(card_table.H100_EIGHT_BITS))}"

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import geometric_mean as mean
 
 from ..bench.records import Row, grouped, problem_of, results
-from ..bench.report import headline
+from ..bench.report import headline, origin
 from ..core.markdown import markdown_table
 
 RECORD = "records/h200_eight_bits.jsonl"
@@ -21,6 +22,8 @@ FORMATS = {
     ("bf16", "e4m3"): "bf16 over e4m3",
     ("bf16", "fp8_656"): "bf16 over 656 bytes",
 }
+#: the peer that both records of the plain call have
+PLAIN_CALL = "mla-lab-plain"
 #: suffix of the names of the e4m3 twins
 TWIN = "_e4m3_p32"
 
@@ -40,6 +43,30 @@ def table(rows: Sequence[Row]) -> str:
         some = [r for r in listed if bool(problem_of(r).top_k) == sparse]
         lines += _lines(some, us, batches, named)
     return "\n".join([markdown_table(names, lines), *_twins(us)])
+
+
+def apart(first: Sequence[Row], second: Sequence[Row]) -> str:
+    """A sentence on the dense call of 128 heads and the largest batch whose time by one kernel
+    differs most, in its ratio, between two records of the plain call."""
+    again = {_call_of(row): row["us"] for row in results(second, "ok")}
+    both = [
+        (problem_of(row), row["us"], again[_call_of(row)])
+        for row in results(first, "ok")
+        if row["peer"] == PLAIN_CALL and _call_of(row) in again
+    ]
+    dense = [call for call in both if call[0].heads == 128 and not call[0].top_k]
+    p, us, then = max(dense, key=lambda call: (call[0].batch, abs(math.log(call[1] / call[2]))))
+    origins = "; ".join(dict.fromkeys([origin(first), origin(second)]))
+    return (
+        f"{p.batch} requests took {us:.0f} us for {FORMATS[p.q_dtype, p.kv_format]} in the first "
+        f"record, and {then:.0f} us in the second, by the same kernel with the same bound "
+        f"({origins})."
+    )
+
+
+def _call_of(row: Row) -> tuple[str, str, str | None]:
+    """Case, peer, which sets the bound, and kernel."""
+    return row["case"], row["peer"], row["notes"].get("kernel")
 
 
 def plain_of(case: str) -> str:

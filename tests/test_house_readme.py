@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 
@@ -10,6 +11,7 @@ import pytest
 from mla_lab import cli
 from mla_lab.bench.records import results
 from mla_lab.bench.report import headline
+from mla_lab.cli.commands._live_steps import STEPS
 from mla_lab.core.errors import InvalidInput
 from mla_lab.interop.engines import sglang_plugin, vllm_plugin
 from mla_lab.interop.engines.step import WORKSPACE_BYTES
@@ -21,6 +23,29 @@ from mla_lab.verify.target_figures import PLAIN, rows_of
 from .house import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_records_from_before_a_day_rotate_over_less() -> None:
+    """The day that both pages name divides the records by their rotation."""
+    said = re.compile(r"from\s+before\s+(\d{4}-\d\d-\d\d)\s+rotate")
+    pages_of = ("data/notes/speed.md", "data/README.md")
+    found = [said.findall((ROOT / name).read_text(encoding="utf-8")) for name in pages_of]
+    ((day,), (other,)) = found
+    assert day == other
+    seen = set()
+    for path in (ROOT / "data/records").glob("h[12]00_*.jsonl"):
+        with path.open(encoding="utf-8") as lines:
+            head = json.loads(next(lines))
+        method = head.get("method")
+        if isinstance(method, dict) and "rotation_bytes" in method:
+            seen.add((head["time"] < day, method["rotation_bytes"] > 240_000_000))
+    assert seen == {(True, False), (False, True)}
+
+
+def test_steps_of_live_are_not_said_to_have_commands_of_their_own() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"[^.]*commands\s+of\s+their\s+own", page)
+    assert not {step.name for step in STEPS} & set(re.findall(r"[\w-]+", sentence.lower()))
 
 
 def test_the_five_lines_run():

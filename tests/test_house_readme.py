@@ -48,6 +48,15 @@ def test_steps_of_live_are_not_said_to_have_commands_of_their_own() -> None:
     assert not {step.name for step in STEPS} & set(re.findall(r"[\w-]+", sentence.lower()))
 
 
+def test_every_table_of_named_barriers_is_named() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    top = ROOT / "mla_lab/cute"
+    texts = {p.relative_to(top): p.read_text(encoding="utf-8") for p in top.rglob("*.py")}
+    tables = [str(p) for p, text in texts.items() if re.search("^Named barriers", text, re.M)]
+    assert len(tables) >= 4
+    assert [name for name in tables if f"`{name}`" not in page] == []
+
+
 def test_the_five_lines_run():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     names: dict[str, object] = {}

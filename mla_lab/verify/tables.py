@@ -134,7 +134,7 @@ def flash_mla_tests(rows: Sequence[Row]) -> str:
     tests = markdown_table(("test", "cases:", "passed:", "refused:", "failed:"), lines)
     why = reasons([row for row in found if row["status"] != "passed"])
     commit = f", commit {head['mla_lab_commit'][:9]}" if head.get("mla_lab_commit") else ""
-    origin = f"{len(found)} cases of FlashMLA {head['flash_mla_commit']} on {head['card']}"
+    origin = f"{len(found)} cases of FlashMLA {head['flash_mla_commit'][:9]} on {head['card']}"
     return (
         f"{origin}, {head['date']}{commit}.\n\n{tests}\n\n"
         f"{markdown_table(('why refused or failed', ':'), why.items())}"

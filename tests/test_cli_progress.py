@@ -188,6 +188,16 @@ def test_ranks_show_a_bar(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in record.read_text().splitlines())
 
 
+def test_a_measurement_ends_with_the_reasons_of_calls_without_a_figure(
+    run_here: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    out, _ = run_here(
+        "bench", "run", str(tmp_path / "record.jsonl"), "--device", "cpu", "--peers",
+        "mla-lab-cuda", "--batch", "1", "--heads", "2,4", "--kv-len", "64", "--quick",
+    )  # fmt: skip
+    assert "0 results, 2 without a figure\n  2 times: backend: got 'cuda'" in out
+
+
 @pytest.fixture
 def run_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -113,7 +113,7 @@ def test_no_dsl(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "_version", lambda name: None)
     with pytest.raises(BuildError) as error:
         jit.compile(EMPTY)
-    assert "nvidia-cutlass-dsl[cu13]" in sentence(error)
+    assert "mla-lab[compile]" in sentence(error)
     assert "bundle" in str(error.value)
 
 

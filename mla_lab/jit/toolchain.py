@@ -130,7 +130,7 @@ def cute_versions() -> dict[str, str]:
     dsl = _version("nvidia-cutlass-dsl")
     if dsl is None:
         raise BuildError(
-            "cutlass: the CuTe DSL is not installed; `pip install 'nvidia-cutlass-dsl[cu13]'`, "
+            "cutlass: the CuTe DSL is not installed; `pip install 'mla-lab[compile]'`, "
             "or use a prebuilt bundle (`mla-lab bundle`)"
         )
     flavours = [f for f in ("cu13", "cu12") if _version(f"nvidia-cutlass-dsl-libs-{f}")]

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ DEFAULT_PEERS = (
     "mla-lab-plain,mla-lab-plain-tight,mla-lab,torch-eager,triton-split-kv,flashinfer-fa3,"
     "flashmla,fa3-qv,fa3-qv-32"
 )
+#: reasons of calls without a figure that a run ends with; the record has all
+SHOWN_REASONS = 3
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -192,6 +195,9 @@ def _print_counts(record: Record) -> None:
 
     ok = len(results(record.rows, "ok"))
     print(f"{record.path}: {ok} results, {len(results(record.rows)) - ok} without a figure")
+    reasons = Counter(r["reason"] for r in results(record.rows) if r["status"] != "ok")
+    for reason, count in reasons.most_common(SHOWN_REASONS):
+        print(f"  {count} times: {reason}")
 
 
 def _restart(arguments: list[str], reason: str) -> None:

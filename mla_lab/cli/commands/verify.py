@@ -23,7 +23,7 @@ NO_LIMIT = 1e9
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command; returns its parser."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "verify", help="every pair of features and shapes against the oracle, and a published list"
+        "verify", help="proofs as records: features against the oracle, builds, the emulator"
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     pairs = verbs.add_parser("pairwise", help="pairs of features, formats and shapes")

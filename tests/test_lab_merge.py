@@ -75,6 +75,7 @@ def test_the_price_of_batch_invariance_is_the_recorded_one() -> None:
     plain = neighbour_explorer.invariance_costs(neighbour_explorer.PLAIN_RECORD)
     chart = neighbour_explorer.invariance_chart()
     axis = chart.layout.xaxis.title.text
+    assert axis.count("<br>") == 2, "one line for each half of the chart"
     for record in (neighbour_explorer.RECORD, neighbour_explorer.PLAIN_RECORD):
         run = measuring.runs(record)[-1]
         assert run.card in axis and run.date in axis

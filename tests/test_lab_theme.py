@@ -81,8 +81,11 @@ def test_every_colour_of_the_template_is_the_pages_own() -> None:
 def test_the_stylesheet_finds_our_charts_alone() -> None:
     """plotly's own white and its own ink stay: the page may hold charts of others."""
     assert style.css_rgb(style.PAPER) == "rgb(255, 255, 254)"
+    ours = '.main-svg[style*="background: rgb(255, 255, 254)"])'
     assert all(
-        rule.startswith(".js-plotly-plot ") or " .jp-RenderedPlotly .plot-img{" in rule
+        rule.startswith(".js-plotly-plot ")
+        or " .jp-RenderedPlotly .plot-img{" in rule
+        or (":has(" in rule and ours in rule)
         for rule in style.stylesheet().splitlines()
     )
 

@@ -252,6 +252,9 @@ _RULES = (
     (INK, PAGE_INK, ("fill", "stroke"), ":not(.bartext-inside)"),
     (GRID, PAGE_GRID, ("stroke",), ""),
 )
+#: pixels that our longest titles and the labels of panels side by side need: in a narrower window
+#: a chart keeps this width, and its output scrolls
+CHART_WIDTH = 740
 #: the share of inversion turns PAPER to the #111 of JupyterLab's dark theme; hues come back by half
 #: a turn
 _SAVED = (
@@ -266,10 +269,17 @@ def css_rgb(color: str) -> str:
 
 
 def stylesheet() -> str:
-    """Rules that put the page's colours in place of ours, for charts and their saved pictures."""
+    """Rules that put the page's colours in place of ours, for charts and their saved pictures, and
+    that let an output scroll where a chart is wider than the page.
+    """
     charts = [
         f'.js-plotly-plot {elements}[style*="{name}: {css_rgb(ours)}"]{{{name}:{page} !important}}'
         for ours, page, names, elements in _RULES
         for name in names
     ]
-    return "\n".join((*charts, _SAVED))
+    ours = f'.main-svg[style*="background: {css_rgb(PAPER)}"]'
+    narrow = (
+        f".jp-RenderedPlotly:has({ours}){{min-width:{CHART_WIDTH}px}}",
+        f".jp-OutputArea-child:has(>.jp-RenderedPlotly {ours}){{overflow-x:auto}}",
+    )
+    return "\n".join((*charts, _SAVED, *narrow))

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api")
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, sync_playwright
 
 from mla_lab.core.revision import Revision
 from mla_lab.lab.browser_table import PAGE_BYTES, REDRAW_MS, most_s
@@ -29,7 +29,9 @@ from ..css_colors import rgb
 from .jupyter import (
     CHROMIUM,
     FLAGS,
+    SCROLLER,
     SHOWN_MS,
+    TALL,
     VIEW,
     Redraw,
     Watch,
@@ -71,6 +73,25 @@ HOVER = """() => {
   const fill = name => getComputedStyle(label.querySelector(name)).fill;
   return label && [fill('text'), fill('path')];
 }"""
+#: a window where charts are wider than their outputs, and notebooks whose charts have
+#: long titles, panels side by side and an explorer's output around them
+NARROW: ViewportSize = {**VIEW, "width": 900}
+WITH_LONG_TITLES = (
+    "30_waves_and_tails",
+    "33_batch_invariance",
+    "34_tune_for_your_trace",
+)
+#: text of charts that lies outside its chart, and charts that their outputs cut
+CUT = """() => [...document.querySelectorAll('.jp-Notebook .jp-RenderedPlotly')].flatMap(e => {
+  const chart = e.getBoundingClientRect(), output = e.parentElement;
+  const out = [...e.querySelectorAll('text')].filter(t => {
+    const box = t.getBoundingClientRect();
+    return box.width && (box.left < chart.left - 1 || box.right > chart.right + 1);
+  });
+  const scrolls = getComputedStyle(output).overflowX === 'auto';
+  const cut = output.scrollWidth > output.clientWidth && !scrolls ? ['a chart is cut'] : [];
+  return [...out.map(t => t.textContent), ...cut];
+})"""
 NEXT_OPTION = """e => {
   e.selectedIndex = (e.selectedIndex + 1) % e.options.length;
   e.dispatchEvent(new Event('change', { bubbles: true }));
@@ -233,3 +254,16 @@ def test_a_saved_notebook_opens_in_the_dark(browser: Browser, address: str, tmp_
     assert luminance(paper) < DARK
     light(page)
     close(page)
+
+
+@pytest.mark.parametrize("notebook", WITH_LONG_TITLES)
+def test_a_narrow_window_cuts_no_title(notebook: str, browser: Browser, address: str) -> None:
+    page = browser.new_page(viewport=NARROW)
+    run_all(page, address, f"{notebook}.ipynb")
+    page.set_viewport_size({**NARROW, "height": TALL})
+    page.locator(SCROLLER).first.evaluate("e => { e.scrollTop = 0 }")
+    page.wait_for_timeout(SHOWN_MS)
+    assert page.locator(".jp-RenderedPlotly .main-svg").count(), "no chart is on the page"
+    found = page.evaluate(CUT)
+    close(page)
+    assert found == []

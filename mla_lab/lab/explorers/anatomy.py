@@ -185,11 +185,10 @@ def role_figure() -> go.Figure:
         label = Source("recorded", card=spans.card, date=spans.date).label
         shown.append((f"{spans.case}: {label}", "recorded", from_zero(spans.timeline)))
     end = "; stamps of a kernel are not recorded yet" if len(shown) == 1 else ""
-    paces = " and ".join(
-        f"{pace(t):.2f} us a block {kind} (matrix unit busy {busy(t, clock):.0%})"
-        for _, kind, t in shown
-    )
-    figure = role_lanes(shown, paces + end, 110 + 190 * len(shown), shared_xaxes=True)
+    paces = " and ".join(f"{pace(t):.2f} us {kind}" for _, kind, t in shown)
+    shares = " and ".join(f"{busy(t, clock):.0%}" for _, _, t in shown)
+    title = f"A block takes {paces}; matrix unit busy {shares}{end}"
+    figure = role_lanes(shown, title, 110 + 190 * len(shown), shared_xaxes=True)
     figure.update_xaxes(title_text="us", row=len(shown), col=1)
     return figure
 

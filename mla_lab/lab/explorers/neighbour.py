@@ -130,4 +130,4 @@ def _sources() -> str:
     ):
         if found := runs(record):
             words.append(f"{call}: {found[-1].source.label}")
-    return "; ".join(words) or "not recorded"
+    return "<br>".join(words) or "not recorded"

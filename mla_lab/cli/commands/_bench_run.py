@@ -193,9 +193,10 @@ def _measure(args: argparse.Namespace, kind: type[Bench], method: Method) -> Non
 def _print_counts(record: Record) -> None:
     from ...bench import results
 
-    ok = len(results(record.rows, "ok"))
-    print(f"{record.path}: {ok} results, {len(results(record.rows)) - ok} without a figure")
-    reasons = Counter(r["reason"] for r in results(record.rows) if r["status"] != "ok")
+    found = results(record.rows)
+    reasons = Counter(row["reason"] for row in found if row["status"] != "ok")
+    without = reasons.total()
+    print(f"{record.path}: {len(found) - without} results, {without} without a figure")
     for reason, count in reasons.most_common(SHOWN_REASONS):
         print(f"  {count} times: {reason}")
 

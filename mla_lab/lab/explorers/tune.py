@@ -68,7 +68,7 @@ class TuneExplorer(explorer.Explorer):
                 "requests that decode",
                 "policies, bf16 on an H200: us a layer",
                 "formats, best plan: us a layer",
-                "drafts, best plan: us a layer and token",
+                "drafts, best plan: us/layer/token",
             ),
             height=520,
             margin={"l": 50, "r": 16, "t": 74, "b": 40},

@@ -219,6 +219,27 @@ def test_steps_over_uniform_batches_by_hand(folder):
     ]
 
 
+def test_drawn_shapes_by_batch_with_peers_and_without(folder):
+    rows = []
+    for case, ours, peers in (("b2", 10.0, (15.0, 20.0)), ("b100", 30.0, (33.0, 30.0))):
+        for peer, us in zip(("mla-lab-plain", "flashmla", "fa3-qv"), (ours, *peers), strict=True):
+            row = a_row(f"{case}_q1_h16_kv100", peer, us)
+            rows.append({**row, "family": "heldout", "us_in_step": us + 2.0})
+    write_uniform(folder, *rows, record=plain_tables.HELD_OUT)
+    origin, _, *lines = plain_tables.held_out().splitlines()
+    assert origin == "a card, 2026-11-20, commit ccccccccc."
+    assert lines[2:5] == [
+        "| 1 to 4 | 1 | 1.50 | 1.50 | 1.42 | 1.42 | b2_q1_h16_kv100 |",
+        "| 65 to 256 | 1 | 1.00 | 1.00 | 1.00 | 1.00 | b100_q1_h16_kv100 |",
+        "",
+    ]
+    assert lines[-1].startswith("| b100_q1_h16_kv100 | 30.0 |")
+    alone = [row for row in rows if row["peer"] == "mla-lab-plain"]
+    write_uniform(folder, *alone, record=plain_tables.HELD_OUT)
+    origin, _, *lines = plain_tables.held_out().splitlines()
+    assert len(lines) == 4 and lines[-1].startswith("| b100_q1_h16_kv100 | 30.0 |")
+
+
 def test_page_sizes_are_compared_with_pages_of_64(folder):
     rows = []
     for size, us in ((1, 12.0), (16, 11.0), (64, 10.0)):

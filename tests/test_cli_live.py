@@ -80,7 +80,7 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert cli.main(["live", "--short", "--into", str(into)]) == 0
     ran = [" ".join(line) for line, _ in lines]
     assert {folder for _, folder in lines} == {str(into)}
-    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 20
+    verbs = ["bench sweep"] * 4 + ["bench fit"] * 2 + ["bench run"] * 21
     verbs += [
         "verify pairwise",
         "verify published",
@@ -96,6 +96,9 @@ def test_a_short_run_goes_through_all_steps_in_another_folder(lines, tmp_path, c
     assert all(verb in line for verb, line in zip(verbs, ran, strict=True))
     (anchor,) = (line for line in ran if "h200_anchor.jsonl.new" in line)
     assert anchor.endswith("kv(1024|8192)") and "--peers mla-lab --" in anchor, "nobody else"
+    held_out = next(line for line in ran if "h200_plain_heldout.jsonl.new" in line)
+    short = "--rounds 3 --peers mla-lab-plain --only ^b[1-4]_"
+    assert "--cases heldout" in held_out and held_out.endswith(short)
     power = next(line for line in ran if "h200_sparse_power.jsonl.new" in line)
     assert power.endswith("--batch 64 --q-len 1") and "kv-len 32768" in power
     assert (into / "records/h200_anchor.jsonl").read_text() == "measured\n"

@@ -74,6 +74,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-h100-method": lambda: method_note(rows_of(card_table.H100_PLAIN)),
     "speed-h100-traces": lambda: times_table(rows_of(card_table.H100_PLAIN_TRACES), "trace"),
     "speed-traces": lambda: times_table(rows_of(PLAIN_TRACES), "trace"),
+    "speed-heldout": plain_tables.held_out,
     "speed-uniform": plain_tables.uniform,
     "speed-pages": plain_tables.pages,
     "speed-invariant": card_table.invariance,

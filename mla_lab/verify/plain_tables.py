@@ -1,5 +1,5 @@
-"""The plain call with pages of one token, of 16 and of 64, by format; and steps of serving traces
-beside uniform batches of as many requests and tokens.
+"""The plain call with pages of one token, of 16 and of 64, by format; on shapes that nothing was
+fitted to; and steps of serving traces beside uniform batches of as many requests and tokens.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from ..bench.records import Row, grouped, medians, problem_of, read, results
-from ..bench.report import headline, origin
+from ..bench.report import (
+    IN_STEP,
+    OURS,
+    PUBLIC,
+    PUBLIC_IN_STEP,
+    all_times,
+    headline,
+    origin,
+    times_table,
+)
 from ..core.errors import invalid
 from ..core.markdown import markdown_table
 from ..core.problem import Problem
 from ..core.resources import data_dir
 
 PAGES, UNIFORM = "records/h200_plain_pages.jsonl", "records/h200_plain_uniform.jsonl"
+#: shapes that no constant of the rule or of a choice was fitted to, beside public peers
+HELD_OUT = "records/h200_plain_heldout.jsonl"
+BATCHES = {"1 to 4": (1, 4), "5 to 16": (5, 16), "17 to 64": (17, 64), "65 to 256": (65, 256)}
 #: tokens of a page; the first is what the others are compared with
 SIZES = (64, 16, 1)
 #: what calls of one line have in common: query, cache, heads, requests, tokens
@@ -108,3 +120,40 @@ def uniform() -> str:
         lines.append((trace, heads, len(group), f"{mean:.3f}", f"{worst.ratio:.3f}", worst))
     names = ("trace", "heads:", "steps:", "step / uniform, mean:", "worst:", "worst step")
     return f"{origin(rows)}.\n\n{markdown_table(names, lines)}"
+
+
+def held_out() -> str:
+    """How the plain call stands to the best public peer on the shapes of the record in `data/`, by
+    batch, alone and in a step, and each of them. Without peers, each of them alone.
+    """
+    rows = list(read(data_dir() / HELD_OUT))
+    us = {case: times for case, times in all_times(rows).items() if PUBLIC_IN_STEP in times}
+    batches = {row["case"]: problem_of(row).batch for row in results(rows, "ok")}
+    lines = []
+    for words, (low, high) in BATCHES.items():
+        cases = [case for case in us if low <= batches[case] <= high]
+        if not cases:
+            continue
+        alone = {
+            c: min(us[c][name] for name in PUBLIC if name in us[c]) / us[c][OURS] for c in cases
+        }
+        in_step = [us[c][PUBLIC_IN_STEP] / us[c][IN_STEP] for c in cases]
+        worst = min(alone, key=lambda case: alone[case])
+        means = (geometric_mean(alone.values()), alone[worst], geometric_mean(in_step))
+        ratios = (f"{ratio:.2f}" for ratio in (*means, min(in_step)))
+        lines.append((words, len(cases), *ratios, worst))
+    names = (
+        *(
+            "requests",
+            "cases:",
+            "best public / ours, mean:",
+            "least:",
+            "in a step, mean:",
+            "least:",
+        ),
+        "case of the least, alone",
+    )
+    parts = [f"{origin(rows)}.", times_table(rows, "heldout")]
+    if lines:
+        parts.insert(1, markdown_table(names, lines))
+    return "\n\n".join(parts)

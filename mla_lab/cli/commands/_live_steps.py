@@ -24,6 +24,7 @@ ANCHOR_PEERS = (
 SWEEP = "bench sweep RECORD --rotation-mb 120"
 SWEEPS = ("h200_sweep", "h200_sweep_drawn")
 HELD_OUT, EIGHT_SWEEP = "h200_sweep_heldout", "h200_sweep_eight_bits"
+PLAIN_HELD_OUT = "h200_plain_heldout"
 #: our calls: the plain one and the one with a host plan
 OWN = "--peers mla-lab-plain,mla-lab --rounds 5 --quick"
 TRACE_PEERS = "--peers mla-lab-plain,mla-lab,flashmla,flashinfer-fa3,fa3-qv --rounds 5"
@@ -51,6 +52,7 @@ COMMANDS = {
     ],
     ANCHOR: [f"bench run RECORD --cases anchor {ANCHOR_PEERS} --parts 3 --power"],
     PLAIN: [f"bench run RECORD --cases anchor {PLAIN_PEERS},mla-lab-plain-tight --quick"],
+    PLAIN_HELD_OUT: [f"bench run RECORD --cases heldout {PLAIN_PEERS} --rounds 5 --quick"],
     "h200_plain_eight_bits": [
         "bench run RECORD --peers mla-lab-plain,mla-lab-plain-tight --rounds 5 --quick "
         f"--batch 1,4,16,64,128 --heads 16,128 --kv-len 8192 {FORMATS}"
@@ -130,6 +132,7 @@ MODULES = {
 TRACES = ("azure_llm_2023_conv.csv", "mooncake_conversation.jsonl")
 #: a short run: a few cases of each regime, few rounds, our calls alone; of traces one seed
 SHORT = r"--rounds 3 --peers mla-lab --quick --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)"
+SHORT_HELD_OUT = "--rounds 3 --peers mla-lab-plain --only ^b[1-4]_"
 SHORT_SWEEP = r"--rounds 3 --per-tile 2 --only ^b(1|16|128)_q1_h(16|128)_kv(1024|8192)$"
 SHORT_TRACES = "--seeds 0"
 SHORT_SPARSE = "--rounds 3 --peers mla-lab-plain --batch 64 --q-len 1"
@@ -215,8 +218,9 @@ def _shorter(options: LiveOptions, name: str, line: str) -> list[str]:
         return []
     if name in TRACED:
         return SHORT_TRACES.split() if "--cases trace" in line else []
-    if name in SPARSE_RECORDS:
-        return SHORT_SPARSE.split()
+    own = {PLAIN_HELD_OUT: SHORT_HELD_OUT, **dict.fromkeys(SPARSE_RECORDS, SHORT_SPARSE)}
+    if name in own:
+        return own[name].split()
     kinds = {"bench run": SHORT, "bench sweep": SHORT_SWEEP, "verify pairwise": "--first 3"}
     kinds |= {"verify soak": "--seconds 9", "bench rank-kernels": "--batch 16 --rounds 3"}
     kinds |= {"verify published": "--batch 2", "verify costs": "--features sinks"}
@@ -296,6 +300,7 @@ STEPS = (
         "plain",
         "the plain call beside the peers that are installed",
         PLAIN,
+        PLAIN_HELD_OUT,
         "h200_plain_eight_bits",
         "h200_plain_invariant",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -18,6 +20,8 @@ from mla_lab.core.gpu import H200
 from mla_lab.plan.launch_modes import LAUNCH_MODES
 from mla_lab.verify import sanitizer_cases as cases
 from mla_lab.verify import tables
+
+from .needs import needs_time
 
 #: what no CuTe kernel does, and what a plan is beside
 NO_KERNEL = {"nonpositive_scale", "separate_tables", "context_parallel", "pdl", "no_pdl"}
@@ -51,12 +55,13 @@ def test_each_grid_plan_is_one_that_its_kernel_takes():
     assert splits == {1, 2}
 
 
-#: with as many requests as a card has SMs and 128 heads a call takes torch 18 s on two cores; it
-#: differs from the others by its launch
-SMALL = [name for name in cases.CASES if name != "batch invariant, whole items of 64 rows"]
+#: with more requests than a card has SMs and 64 heads or 128 a call takes torch 6 to 18 s on two
+#: cores; these differ from others by their launch, and their numbers come out in a long run
+LARGE = re.compile("(whole items|work tiles) of 64 rows$")
+SIZED = [pytest.param(n, marks=needs_time if LARGE.search(n) else ()) for n in cases.CASES]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SIZED)
 def test_the_calls_are_right(name, capsys):
     assert cases.main([name, "--device", "cpu", "--backend", "torch"]) == 0
     assert f"{name}: ok" in capsys.readouterr().out

@@ -101,3 +101,45 @@ def test_a_module_without_functions_stays_as_it_is() -> None:
 def test_a_call_of_what_the_module_lacks_is_refused() -> None:
     with pytest.raises(InvalidInput, match="a call of times"):
         parse(MODULE[: MODULE.index(".func")] + MODULE[MODULE.index(".visible") :])
+
+
+#: twice(n, by) = times(times(n, by), by)
+TWICE = """
+.func (.param .b32 func_retval0) twice(
+	.param .b32 twice_param_0,
+	.param .b64 twice_param_1
+)
+{
+	.reg .b32 	%r<4>;
+	.reg .b64 	%rd<2>;
+
+	ld.param.b32 	%r1, [twice_param_0];
+	ld.param.b64 	%rd1, [twice_param_1];
+FIRST_CALL
+SECOND_CALL
+	st.param.b32 	[func_retval0], %r3;
+	ret;
+}
+"""
+TWICE = TWICE.replace("FIRST_CALL", call("%r1", "%rd1", "%r2"))
+TWICE = TWICE.replace("SECOND_CALL", call("%r2", "%rd1", "%r3"))
+NESTED = MODULE.replace("\n.visible", TWICE + ".visible")
+KERNEL = NESTED.index(".visible")
+NESTED = NESTED[:KERNEL] + NESTED[KERNEL:].replace(", times,", ", twice,")
+
+
+def test_a_function_may_call_another() -> None:
+    kernel = ptx_kernel(NESTED, "k", Direct(), Options(check=True))
+    words = torch.zeros(2, dtype=torch.int32)
+    kernel(words)
+    assert words.tolist() == [6 * 7 * 7, 6 * 7 * 7 * 2 * 2]
+
+
+@pytest.mark.parametrize("first", ["times", "twice"])
+def test_a_function_that_calls_itself_is_refused(first: str) -> None:
+    """Itself, or by another."""
+    inside = TWICE.replace(", times,", f", {first},").replace("twice", "times")
+    other = TWICE if first == "twice" else ""
+    module = MODULE[: MODULE.index(".func")] + inside + other + MODULE[MODULE.index(".visible") :]
+    with pytest.raises(InvalidInput, match="a call of times inside itself; supported: functions w"):
+        parse(module)

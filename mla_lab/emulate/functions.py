@@ -7,6 +7,8 @@ block of their own around each call.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
 from ..core.errors import invalid
@@ -28,20 +30,32 @@ class Function(NamedTuple):
 
 def without_calls(text: str) -> str:
     """A module whose calls are replaced by the functions' bodies, which are left out. Raises
-    InvalidInput for a call of a function that the module does not define."""
+    InvalidInput for a call of a function that the module does not define, and for one of a function
+    inside itself."""
     functions: dict[str, Function] = {}
     while head := _FUNCTION.search(text):
         end = _closing(text, head.end())
         results, params = (_PARAM.findall(head[i] or "") for i in (1, 3))
         functions[head[2]] = Function(results, params, text[head.end() : end])
         text = text[: head.start()] + text[end + 1 :]
-    calls = 0
+    return _expanded(text, functions, count(), ())
+
+
+def _expanded(
+    text: str, functions: dict[str, Function], numbers: Iterator[int], inside: tuple[str, ...]
+) -> str:
+    """The text with each call's body in its place, and the calls' of that in theirs. numbers: of
+    calls; inside: the functions whose bodies the text is in."""
     while call := _CALL.search(text):
-        if call[3] not in functions:
-            raise invalid("PTX", f"a call of {call[3]}", f"functions of the module: {functions}")
-        body = _inlined(functions[call[3]], call[1], f"c{calls}")
+        name = call[3]
+        if name not in functions:
+            raise invalid("PTX", f"a call of {name}", tuple(functions) or "no functions")
+        if name in inside:
+            raise invalid("PTX", f"a call of {name} inside itself", "functions without recursion")
+        body = _expanded(functions[name].body, functions, numbers, (*inside, name))
+        function = functions[name]._replace(body=body)
+        body = _inlined(function, call[1], f"c{next(numbers)}")
         text = text[: call.start()] + body + text[call.end() :]
-        calls += 1
     return text
 
 

@@ -131,6 +131,7 @@ def test_a_roofline_says_whose_rates_it_has(card, rates, capsys):
         (["--seed", "9" * 30], "--seed: got 999"),
         (["--gpu", "TPU"], "gpu: got 'TPU'"),
         (["--gpu", "B200"], "--gpu: got B200; supported: Hopper"),
+        (["--gpu", "B300"], "gpu: got 'B300'; supported: ('H100 SXM', 'H800', 'H200')"),
     ],
 )
 def test_what_is_refused(options, named, capsys):

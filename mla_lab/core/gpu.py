@@ -107,13 +107,16 @@ class Gpu:
         return dict(self.resident_clusters).get(cluster, self.sms // cluster)
 
     @classmethod
-    def preset(cls, name: str) -> Gpu:
-        """The preset called `name` (case and the space before SXM do not matter)."""
+    def preset(cls, name: str, arch: str | None = None) -> Gpu:
+        """The preset called `name` (case and the space before SXM do not matter). Raises
+        InvalidInput for an unknown name; `arch`: it lists presets of this architecture alone.
+        """
         wanted = name.lower().replace(" ", "").replace("-", "").removesuffix("sxm")
         for gpu in PRESETS:
             if gpu.name.lower().replace(" ", "").removesuffix("sxm") == wanted:
                 return gpu
-        raise invalid("gpu", repr(name), tuple(gpu.name for gpu in PRESETS))
+        known = tuple(gpu.name for gpu in PRESETS if arch in (None, gpu.arch))
+        raise invalid("gpu", repr(name), known)
 
     @classmethod
     def here(cls, index: int = 0) -> Gpu | None:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.mode == "replay" and args.seed:
         raise invalid("--seed", args.seed, "it with --mode sample: a replay draws nothing")
     asked = problem_of(args)
-    gpu = Gpu.preset(args.gpu)
+    gpu = Gpu.preset(args.gpu, "sm_90a")
     if gpu.arch != "sm_90a":
         raise unsupported("--gpu", gpu.name, "Hopper cards: the simulator has no other pipeline")
     _check_tiles(asked.problem, args.tile_rows)

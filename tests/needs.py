@@ -9,4 +9,6 @@ import pytest
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-needs_time = pytest.mark.skipif("MLA_LAB_LONG" not in os.environ, reason="MLA_LAB_LONG is not set")
+#: set for a long run
+LONG = "MLA_LAB_LONG"
+needs_time = pytest.mark.skipif(LONG not in os.environ, reason=f"{LONG} is not set")

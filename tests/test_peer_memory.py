@@ -230,9 +230,9 @@ def test_all_ctas_of_a_launch_fit_on_a_card() -> None:
 
 
 def _leave() -> None:
-    """Ends a rank's process that has found nothing wrong without Python's finalisation, in which a
-    thread of gloo that waits for the interpreter may abort the process (once in some hundred runs
-    on a busy machine)."""
+    """Ends the process of a rank that has found nothing wrong, without Python's finalisation. On a
+    busy machine one was aborted at its end ("terminate called without an active exception"),
+    presumably by a thread of C++ that waited for the interpreter there."""
     os._exit(0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from ..core.errors import invalid
@@ -139,9 +139,9 @@ def times_table(rows: Sequence[Row], family: str) -> str:
     lines = []
     for case in _cases(rows, family):
         times = us[case]
-        public = [times[name] for name in PUBLIC if name in times]
         cells = [*(_cell(times.get(name)) for name in shown)]
-        cells.append(f"{min(public) / times[OURS]:.2f}" if public and OURS in times else "")
+        ratio = public_over_ours(times)
+        cells.append("" if ratio is None else f"{ratio:.2f}")
         if in_step:
             ours, best = times.get(IN_STEP), times.get(PUBLIC_IN_STEP)
             cells += [_cell(ours), f"{best / ours:.2f}" if best and ours else ""]
@@ -149,6 +149,12 @@ def times_table(rows: Sequence[Row], family: str) -> str:
     names = ["case", *(f"{name} us:" for name in shown), "best public / ours:"]
     names += [f"{IN_STEP} us:", "the same ratio, in a step:"] if in_step else []
     return markdown_table(names, lines)
+
+
+def public_over_ours(times: Mapping[str, float]) -> float | None:
+    """The best public peer's time over ours, of a case's times by peer; None without either."""
+    public = [times[name] for name in PUBLIC if name in times]
+    return min(public) / times[OURS] if public and OURS in times else None
 
 
 def all_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:

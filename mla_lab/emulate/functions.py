@@ -44,8 +44,8 @@ def without_calls(text: str) -> str:
 def _expanded(
     text: str, functions: dict[str, Function], numbers: Iterator[int], inside: tuple[str, ...]
 ) -> str:
-    """The text with each call's body in its place, and the calls' of that in theirs. numbers: of
-    calls; inside: the functions whose bodies the text is in."""
+    """The text with the function's body in the place of each call, and so in these bodies.
+    numbers: one for each call; inside: the functions in whose bodies the text lies."""
     while call := _CALL.search(text):
         name = call[3]
         if name not in functions:

@@ -12,12 +12,11 @@ from statistics import geometric_mean
 from ..bench.records import Row, grouped, medians, problem_of, read, results
 from ..bench.report import (
     IN_STEP,
-    OURS,
-    PUBLIC,
     PUBLIC_IN_STEP,
     all_times,
     headline,
     origin,
+    public_over_ours,
     times_table,
 )
 from ..core.errors import invalid
@@ -28,7 +27,8 @@ from ..core.resources import data_dir
 PAGES, UNIFORM = "records/h200_plain_pages.jsonl", "records/h200_plain_uniform.jsonl"
 #: shapes that no constant of the rule or of a choice was fitted to, beside public peers
 HELD_OUT = "records/h200_plain_heldout.jsonl"
-BATCHES = {"1 to 4": (1, 4), "5 to 16": (5, 16), "17 to 64": (17, 64), "65 to 256": (65, 256)}
+#: least and most requests of its lines
+BATCHES = ((1, 4), (5, 16), (17, 64), (65, 256))
 #: tokens of a page; the first is what the others are compared with
 SIZES = (64, 16, 1)
 #: what calls of one line have in common: query, cache, heads, requests, tokens
@@ -123,37 +123,25 @@ def uniform() -> str:
 
 
 def held_out() -> str:
-    """How the plain call stands to the best public peer on the shapes of the record in `data/`, by
-    batch, alone and in a step, and each of them. Without peers, each of them alone.
+    """Tables of the best public peer's time over that of the plain call, alone and in a step, on
+    the shapes of the record in `data/`: by number of requests, where it has peers, and by shape.
     """
     rows = list(read(data_dir() / HELD_OUT))
     us = {case: times for case, times in all_times(rows).items() if PUBLIC_IN_STEP in times}
     batches = {row["case"]: problem_of(row).batch for row in results(rows, "ok")}
     lines = []
-    for words, (low, high) in BATCHES.items():
-        cases = [case for case in us if low <= batches[case] <= high]
-        if not cases:
+    for low, high in BATCHES:
+        times = {case: us[case] for case in us if low <= batches[case] <= high}
+        if not times:
             continue
-        alone = {
-            c: min(us[c][name] for name in PUBLIC if name in us[c]) / us[c][OURS] for c in cases
-        }
-        in_step = [us[c][PUBLIC_IN_STEP] / us[c][IN_STEP] for c in cases]
+        alone = {c: ratio for c, found in times.items() if (ratio := public_over_ours(found))}
+        in_step = [found[PUBLIC_IN_STEP] / found[IN_STEP] for found in times.values()]
         worst = min(alone, key=lambda case: alone[case])
-        means = (geometric_mean(alone.values()), alone[worst], geometric_mean(in_step))
-        ratios = (f"{ratio:.2f}" for ratio in (*means, min(in_step)))
-        lines.append((words, len(cases), *ratios, worst))
-    names = (
-        *(
-            "requests",
-            "cases:",
-            "best public / ours, mean:",
-            "least:",
-            "in a step, mean:",
-            "least:",
-        ),
-        "case of the least, alone",
-    )
-    parts = [f"{origin(rows)}.", times_table(rows, "heldout")]
-    if lines:
-        parts.insert(1, markdown_table(names, lines))
-    return "\n\n".join(parts)
+        ratios = [geometric_mean(alone.values()), alone[worst]]
+        ratios += [geometric_mean(in_step), min(in_step)]
+        cells = (f"{ratio:.2f}" for ratio in ratios)
+        lines.append((f"{low} to {high}", len(times), *cells, worst))
+    names = ["requests", "cases:", "best public / ours, mean:", "least:"]
+    names += ["in a step, mean:", "in a step, least:", "case of the least, alone"]
+    short = [markdown_table(names, lines)] if lines else []
+    return "\n\n".join([f"{origin(rows)}.", *short, times_table(rows, "heldout")])

@@ -20,7 +20,7 @@ from statistics import median
 from ..bench import power
 from ..bench.measure import FAR
 from ..bench.records import Row, medians, problem_of, read, results
-from ..bench.report import OURS, PUBLIC, best_times, headline, origin
+from ..bench.report import PUBLIC, best_times, headline, origin, public_over_ours
 from ..core.errors import invalid
 from ..core.resources import data_dir
 from . import plain_tables, sparse_table
@@ -96,14 +96,14 @@ def speedups(record: str, batch: Span, rows: Span, keys: Span, heads: Span) -> d
     found = {}
     for case, us in times.items():
         problem = problem_of(shapes[case])
-        public = [us[name] for name in PUBLIC if name in us]
+        ratio = public_over_ours(us)
         nominal = re.search(r"_kv(\d+)", case)
         kv = int(nominal[1]) if nominal else sum(problem.kv_lens) / problem.batch
         sizes = (problem.batch, max(problem.rows.tolist()), kv, problem.heads)
         spans = (batch, rows, keys, heads)
         inside = all(low <= x <= high for x, (low, high) in zip(sizes, spans, strict=True))
-        if public and OURS in us and inside:
-            found[case] = min(public) / us[OURS]
+        if ratio is not None and inside:
+            found[case] = ratio
     if not found:
         raise invalid("cases", "none", f"some of {record} with ours and a public peer")
     return found

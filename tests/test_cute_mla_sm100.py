@@ -46,6 +46,8 @@ from mla_lab.cute.common.ptx_sm100 import instruction_descriptor
 from mla_lab.cute.mla_sm100 import params
 from mla_lab.cute.rows_on_m.params import ELEMENTS, SHARED_BYTES
 
+from .needs import needs_time
+
 ARCHIVE = data_dir() / "runtime/emulate_sm100.zip"
 RECORDED = recorded.recordings(archive=ARCHIVE)
 PROBLEM = Problem(q_lens=(1, 1), kv_lens=(300, 77), heads=128)
@@ -90,8 +92,14 @@ def test_a_build_of_this_source_is_right() -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("length", [385, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("splits", "length"),
+    [
+        (1, 385),
+        (3, 2**31 - 1),
+        *(pytest.param(*case, marks=needs_time) for case in ((1, 2**31 - 1), (3, 385))),
+    ],
+)
 def test_requests_outside_of_the_table_or_of_q_are_nan(splits: int, length: int) -> None:
     """The second request is longer than its row of the table; in a second call the first one's
     query tokens begin below 0 and the last one's end beyond q."""

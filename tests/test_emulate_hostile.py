@@ -54,44 +54,51 @@ def test_a_length_below_0_counts_as_none_over_eight_bits(config: KernelConfig, l
 
 
 #: builds and splits; 0: workers find their pieces from the lengths, as they are
-HOSTILE = [
-    (KEEP_AB, 1),
-    (KEEP_AB, 0),
-    (KEEP_AB_E4M3, 3),
-    *(
-        pytest.param(*case, marks=needs_time)
-        for case in (
-            (KEEP_AB, 3),
-            (keep_ab({"page_size": 16, "tile_rows": 128, "cluster": 2}), 9),
-            (keep_ab({}, gather=1), 3),
-            (keep_ab({}, features=1), 1),
-            (keep_ab({}, features=1), 3),
-            (keep_ab({}, skip=1), 3),
-            (keep_ab(TREE, scales=1, skip=1), 1),
-            (keep_ab({}, pieces=1), 0),
-            (keep_ab(TREE, pieces=1, scales=1, skip=1), 0),
-            (KEEP_AB_E4M3, 1),
-            (KEEP_AB_E4M3, 0),
-            (keep_ab(E4M3, gather=1), 3),
-            (keep_ab(E4M3 | {"out_dtype": "e4m3"}), 1),
-            (keep_ab(E4M3 | {"tile_rows": 128, "cluster": 2}), 3),
-            (keep_ab(HI_LO | {"page_size": 128}), 3),
-            (keep_ab(HI_LO | {"tile_rows": 128, "cluster": 2}), 1),
-            (keep_ab(HI_LO, gather=1), 0),
-            (keep_ab({"kv_format": "fp8_656"}), 3),
-            (keep_ab({"kv_format": "fp8_656"}, gather=1), 1),
-            (keep_ab({"kv_format": "fp8_656", "tile_rows": 128, "cluster": 2}), 0),
-        )
-    ),
+IN_TIME = [(KEEP_AB, 1), (KEEP_AB, 0), (KEEP_AB_E4M3, 3)]
+LONG_RUN = [
+    (KEEP_AB, 3),
+    (keep_ab({"page_size": 16, "tile_rows": 128, "cluster": 2}), 9),
+    (keep_ab({}, gather=1), 3),
+    (keep_ab({}, features=1), 1),
+    (keep_ab({}, features=1), 3),
+    (keep_ab({}, skip=1), 3),
+    (keep_ab(TREE, scales=1, skip=1), 1),
+    (keep_ab({}, pieces=1), 0),
+    (keep_ab(TREE, pieces=1, scales=1, skip=1), 0),
+    (KEEP_AB_E4M3, 1),
+    (KEEP_AB_E4M3, 0),
+    (keep_ab(E4M3, gather=1), 3),
+    (keep_ab(E4M3 | {"out_dtype": "e4m3"}), 1),
+    (keep_ab(E4M3 | {"tile_rows": 128, "cluster": 2}), 3),
+    (keep_ab(HI_LO | {"page_size": 128}), 3),
+    (keep_ab(HI_LO | {"tile_rows": 128, "cluster": 2}), 1),
+    (keep_ab(HI_LO, gather=1), 0),
+    (keep_ab({"kv_format": "fp8_656"}), 3),
+    (keep_ab({"kv_format": "fp8_656"}, gather=1), 1),
+    (keep_ab({"kv_format": "fp8_656", "tile_rows": 128, "cluster": 2}), 0),
 ]
+
+
+def crossed(*values: Any) -> list[Any]:
+    """Each build and number of splits with each of `values`. Outside of a long run the first has
+    all of them, the second and third every second one, from another on."""
+    found = []
+    for at, (config, splits) in enumerate([*IN_TIME, *LONG_RUN]):
+        for n, value in enumerate(values):
+            soon = at < len(IN_TIME) and (at == 0 or n % 2 == at % 2)
+            marks = () if soon else needs_time
+            found.append(pytest.param(config, splits, value, marks=marks))
+    return found
+
+
 GUARD = 4096
 #: the rows of a plan among the arguments
 TILES = len(NAMES)
 
 
-def name_of(value: KernelConfig | int) -> str:
+def name_of(value: Any) -> str:
     """Of a parameter."""
-    return str(value) if isinstance(value, int) else value.name()
+    return value.name() if isinstance(value, KernelConfig) else str(value)
 
 
 def guarded(call: Call) -> tuple[tuple[Any, ...], list[Tensor]]:
@@ -122,8 +129,9 @@ def assert_right(call: Call, out: Tensor, lse: Tensor, tokens: slice) -> None:
     assert lse_error(lse[tokens], expected[1][tokens]) < EIGHT_BITS[1]
 
 
-@pytest.mark.parametrize("length", ["one too many", 2**31 - 64, 2**31 - 1])
-@pytest.mark.parametrize(("config", "splits"), HOSTILE, ids=name_of)
+@pytest.mark.parametrize(
+    ("config", "splits", "length"), crossed("one too many", 2**31 - 64, 2**31 - 1), ids=name_of
+)
 def test_a_request_longer_than_its_row_of_the_table_is_nan(
     config: KernelConfig, splits: int, length: int | str
 ) -> None:
@@ -157,8 +165,8 @@ def test_a_work_tile_may_begin_at_any_block(config: KernelConfig, block: int) ->
 
 
 @pytest.mark.parametrize(
-    ("begin", "nan", "right"),
-    [
+    ("config", "splits", "ranges"),
+    crossed(
         ((-3, 2, 4, 6), (0, 2), (2, 6)),
         ((-(2**31), 2, 4, 6), (0, 2), (2, 6)),
         ((0, 2, 4, 7), (4, 6), (0, 4)),
@@ -167,19 +175,15 @@ def test_a_work_tile_may_begin_at_any_block(config: KernelConfig, block: int) ->
         ((1, 2, 4, 6), (0, 0), (2, 6)),
         ((0, 2, 0, -5), (0, 0), (0, 2)),
         ((2**31 - 1, -(2**31), 4, 6), (0, 4), (4, 6)),
-    ],
-    ids=str,
+    ),
+    ids=name_of,
 )
-@pytest.mark.parametrize(("config", "splits"), HOSTILE, ids=name_of)
 def test_query_tokens_outside_of_q_are_left_out(
-    config: KernelConfig,
-    splits: int,
-    begin: tuple[int, ...],
-    nan: tuple[int, int],
-    right: tuple[int, int],
+    config: KernelConfig, splits: int, ranges: tuple[tuple[int, ...], ...]
 ) -> None:
     """Nothing outside of out and lse is touched; what is inside of them of such a request is NaN.
-    `nan` and `right` are ranges of query tokens."""
+    `ranges`: where requests begin; query tokens that are NaN, and that are right."""
+    begin, nan, right = ranges
     problem = problem_for(config, (200, 130, 330), heads=config.tile_rows // 4, q_len=2)
     if config.mask == "tree":
         pytest.skip("the mask's rows follow q")

@@ -242,7 +242,7 @@ def test_arguments_are_counted() -> None:
         "mul.ftz.f32 %r2, %r1, %r1;",
         "fma.rn.relu.f16x2 %r2, %r1, %r1, %r1;",
         "min.xorsign.abs.f32 %r2, %r1, %r1;",
-        "max.NaN.bf16x2 %r2, %r1, %r1;",
+        "max.NaN.xorsign.abs.bf16x2 %r2, %r1, %r1;",
         "max.f16 %h1, %h2, %h3;",
         "setp.ne.f16 %p1, %h1, %h2;",
         "ex2.approx.f16x2 %r2, %r1;",
@@ -363,6 +363,20 @@ def test_packed_fma_rounds_once() -> None:
         assert middle != torch.tensor(without & 0xFFFF, dtype=torch.int16).view(dtype).item()
         assert np.float32(middle + exact[2]) == np.float32(middle), "fp32 drops c"
         assert found & 0xFFFF == (without & 0xFFFF) + 1 and found >> 16 == found & 0xFFFF
+
+
+@pytest.mark.parametrize(
+    ("kind", "nan", "one"), [("bf16x2", 0x7FFF, 0x3F80), ("f16x2", 0x7FFF, 0x3C00)]
+)
+def test_packed_extremes_keep_or_leave_out_nan(kind: str, nan: int, one: int) -> None:
+    """The upper half of one operand is NaN; signs go by abs, of NaN too."""
+    a = WHOLE * 0 + (-0x8000 | one)  # upper half 0xFFFF, NaN; lower half -1
+    body = f"abs.{kind} %r3, %r1; mov.b32 %r4, {(one << 16) + 1}; {{}}.{kind} %r2, %r3, %r4;"
+    for op, upper in (("max.NaN", nan), ("min.NaN", nan), ("max", one), ("min", one)):
+        lower = one if op.startswith("max") else 1
+        found = per_thread(body.format(op), a)
+        assert torch.equal(found, WHOLE * 0 + (upper << 16 | lower)), op
+    assert torch.equal(per_thread(f"abs.{kind} %r2, %r1;", a), WHOLE * 0 + (0x7FFF << 16 | one))
 
 
 def test_threads_that_have_exited_take_no_part_in_a_reduction() -> None:

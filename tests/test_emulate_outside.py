@@ -171,7 +171,7 @@ def test_query_tokens_outside_of_the_query(config: KernelConfig, splits: int, ca
         assert bool(tensor[[GUARD + token for token in none]].eq(7.0).all())
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, pytest.param(3, marks=needs_time)])
 def test_a_request_without_keys_outside_of_the_query_is_nan(splits: int) -> None:
     """No CTA of the cluster has a key."""
     config = SWAP_AB_CLUSTER

@@ -29,7 +29,7 @@ from mla_lab.verify import emulated_xqa
 from mla_lab.verify.pairwise import allowed_pairs, pairs_of
 from mla_lab.verify.published import configurations
 
-from .needs import needs_nvcc
+from .needs import needs_nvcc, needs_time
 from .xqa_abi import NAMES
 
 #: a whole library, with its binding
@@ -117,8 +117,14 @@ def right(inputs: Inputs, out: Tensor, lse: Tensor, rows: slice = slice(None)) -
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("mla", 1),
+        ("gqa", 2),
+        *(pytest.param(*case, marks=needs_time) for case in (("mla", 2), ("gqa", 1))),
+    ],
+)
 def test_a_request_with_more_tokens_than_its_mask_has_columns_is_nan(
     monkeypatch: pytest.MonkeyPatch, kind: str, most: int
 ) -> None:

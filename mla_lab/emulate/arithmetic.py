@@ -248,6 +248,8 @@ _PLAIN: dict[str, Any] = {
     "mul": np.multiply,
     "max": lambda a, b: extreme("max", a, b),
     "min": lambda a, b: extreme("min", a, b),
+    "max.NaN": lambda a, b: extreme("max.NaN", a, b),
+    "min.NaN": lambda a, b: extreme("min.NaN", a, b),
 }
 _WHOLE = {"add": np.add, "sub": np.subtract, "max": np.maximum, "min": np.minimum}
 
@@ -257,6 +259,8 @@ def packed(op: str, kind: str, *operands: Row) -> Row:
     if kind in ("u16x2", "s16x2"):
         view = np.uint16 if kind[0] == "u" else np.int16
         return _WHOLE[op](*(x.view(view) for x in operands)).view(np.uint32)
+    if op == "abs":
+        return operands[0] & np.uint32(0x7FFF7FFF)
     if kind == "f16x2":
         wide = [x.view(np.float16).astype(np.float32) for x in operands]
         if op == "fma":

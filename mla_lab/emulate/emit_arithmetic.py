@@ -54,8 +54,7 @@ def _mov(w: Writer, s: Instruction, pc: int) -> Lines:
 def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     op, kind = s.parts[0], s.parts[-1]
     if kind in TWO_HALVES:
-        values = ", ".join(w.value(a, "u32") for a in s.args[1:])
-        return put(w.row(s.args[0], "u32"), f"packed({op!r}, {kind!r}, {values})")
+        return _two_halves(w, s, f"{op}.NaN" if "NaN" in s.parts else op)
     if kind == "f32x2":
         return _two_floats(w, s, FLOATS[op])
     if op == "mul" and s.parts[1] in ("wide", "hi"):
@@ -78,6 +77,12 @@ def _binary(w: Writer, s: Instruction, pc: int) -> Lines:
     if "relu" in s.parts:
         return put(target, f"maximum({UFUNCS[op]}({a}, {b}), 0)")
     return call(UFUNCS[op], target, a, b)
+
+
+def _two_halves(w: Writer, s: Instruction, op: str) -> Lines:
+    """An operation on both 16-bit halves of 32-bit registers, as add.bf16x2."""
+    values = ", ".join(w.value(a, "u32") for a in s.args[1:])
+    return put(w.row(s.args[0], "u32"), f"packed({op!r}, {s.parts[-1]!r}, {values})")
 
 
 def _two_floats(w: Writer, s: Instruction, function: str) -> Lines:
@@ -122,8 +127,7 @@ def _mad(w: Writer, s: Instruction, pc: int) -> Lines:
 def _fma(w: Writer, s: Instruction, pc: int) -> Lines:
     kind = s.parts[-1]
     if kind in TWO_HALVES:
-        values = ", ".join(w.value(a, "u32") for a in s.args[1:])
-        return put(w.row(s.args[0], "u32"), f"packed('fma', {kind!r}, {values})")
+        return _two_halves(w, s, "fma")
     if kind == "f32x2":
         return _two_floats(w, s, "fma")
     a, b, c = (w.value(x, kind) for x in s.args[1:])
@@ -157,6 +161,8 @@ def _funnel(w: Writer, s: Instruction, pc: int) -> Lines:
 @emits("not", "neg", "abs")
 def _unary(w: Writer, s: Instruction, pc: int) -> Lines:
     op, kind = s.parts[0], s.parts[-1]
+    if kind in TWO_HALVES:
+        return _two_halves(w, s, op)
     function = {"not": "invert", "neg": "negative", "abs": "absolute"}[op]
     function = "logical_not" if kind == "pred" else function
     return call(function, w.row(s.args[0], kind), w.value(s.args[1], kind))

@@ -79,7 +79,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from ...common.kv_656 import rope_and_scale_tma
 from ...common.ptx_sm90 import fresh_thread
-from ...rows_on_m.params import BLOCK, BOXES, HEAD, Cta
+from ...rows_on_m.params import BLOCK, BOXES, HEAD, PAGED, Cta
 from ...split_merge.keep_ab_cooperative import merge_all
 from ..params import Mmas, cache_load, query_load
 from ..release import releases
@@ -101,10 +101,11 @@ THREADS = 512
 def role_registers(cfg: Fp8Config) -> tuple[int, int, int]:
     """Registers per thread of the producer, the QK-softmax and the two PV warp groups: 512 in all.
     fp16 V^T takes more of PV; fetched tokens more of the producer. With 160 for PV over an e4m3
-    query ptxas serializes all MMAs of the kernel (`xray.serializes`)."""
+    query, or 656-byte tokens in pages of any size, ptxas serializes all MMAs of the kernel
+    (`xray.serializes`)."""
     if cfg.query_hi_lo and not (cfg.kv_656 or cfg.p_exchange):
         return (32, 128, 176) if cfg.gather else (24, 136, 176)
-    return 24, 152, 168
+    return (32, 144, 168) if cfg.kv_656 and cfg.gather == PAGED else (24, 152, 168)
 
 
 @cute.jit

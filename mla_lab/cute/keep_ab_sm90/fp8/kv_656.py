@@ -191,6 +191,12 @@ def scale_bf16x2(words: Any, factors: Any) -> Any:
     )
 
 
+def twice_bf16(x: Any) -> Any:
+    """A number of bf16 that is held in fp32, in both halves of a word."""
+    bits = float_bits(x)
+    return bits | ((bits >> 16) & 0xFFFF)
+
+
 def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
     """The query's rope, scaled as its other columns are, to its own place."""
     cfg, s = cta.cfg, cta.s
@@ -204,8 +210,7 @@ def scale_q_rope(cta: Cta, stages: Any, up: Any) -> None:
         Int32(s.kv_656.sQ_rope.iterator.toint()) + row * 128 + (((q >> 1) ^ (row & 7)) << 4) + inner
     )
     for h in range(2):
-        bits = float_bits(up[h])
-        factors = bits | ((bits >> 16) & 0xFFFF)
+        factors = twice_bf16(up[h])
         for arrival in range(ROPE_ARRIVALS):
             for far in range(2):
                 words = load_words(at ^ (32 * far), arrival * BOX + 512 * h)

@@ -1,11 +1,11 @@
 """QK-softmax mainloop of a bf16 query over e4m3: Q as a sum of two e4m3 numbers, fp16 weights.
 
-    x = hi + lo      hi = e4m3(x), lo = e4m3(x - hi)
+    x = hi + lo      hi: x cut to four significant bits, lo: what is left, four bits as well
 
-Four significant bits each. lo is not scaled, so that both terms go into the same accumulator. A row
-of Q is scaled by a power of two that takes its greatest element to 128 .. 256: elements from 1/4 on
-are exact, smaller ones are off by at most 2^-10, while bf16's own rounding of the greatest is 1/4.
-The scale is divided out of the scores.
+lo is not scaled, so that both terms go into the same accumulator. A row of Q is scaled by a power
+of two that takes its greatest element to 128 .. 256: elements from 1/4 on are exact, those from
+2^-6 on are off by at most 2^-10, smaller ones by 2^-9, while bf16's own rounding of the greatest is
+1/4. The scale is divided out of the scores.
 
 Q arrives through two stages of the ring and is split there (`query_split`): hi of `q_boxes` boxes
 goes to registers, lo and the rest of hi to shared memory.
@@ -321,7 +321,7 @@ def finish_work_tile(
 def mainloop_qk_softmax_hi_lo(cta: Cta):
     """Per work tile: Q split, then part 0 of QK(t + 1) issued, softmax(t) under it, P(t) stored,
     the other parts."""
-    cfg, s = cta.cfg, cta.s
+    cfg = cta.cfg
     w = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] % 128 // 32)
     f = make_fragments(cta)
     scale, row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(3))
@@ -330,10 +330,8 @@ def mainloop_qk_softmax_hi_lo(cta: Cta):
     count = Int32(0)  # of the CTA's tiles before this work tile
     for index in cutlass.range(cta.plan.first, cta.plan.last, unroll=1):
         state = state.uniform()
-        s.kv_pipe.consumer_wait(state)
         second = state.advance(cfg.stages)
-        s.kv_pipe.consumer_wait(second)
-        split_query(cta, f.tSrQ, scale, (state.index, second.index))
+        split_query(cta, f.tSrQ, scale, (state, second))
         state = second.advance(cfg.stages)
         tile, tiles = tile_context(cta, rows, index, w)
         state = state.uniform()

@@ -42,20 +42,23 @@ SCALED_TOP, INFINITE = 127 + 7, 255
 LEAST_EXPONENT = 40
 #: boxes of one stage of Q
 ARRIVED = Q_ARRIVAL_BOXES // Q_STAGES
+#: boxes whose loads are in flight together in the search of a row's greatest element
+AT_ONCE = 3
 
 
 def split_four(words, scale):
-    """Both terms of four bf16 numbers times `scale`."""
+    """Both terms of four bf16 numbers times the power of two in both halves of `scale`."""
+    # a word, taken as fp32, is its upper number: what lies below is less than half a unit of the
+    # last of four bits, and is rounded away
     halves = "".join(
-        f" shl.b32 p, {{$r{i}}}, 16; and.b32 h, {{$r{i}}}, 0xFFFF0000; mov.b32 x, p; mov.b32 y, h;"
-        " mul.f32 x, x, {$r2}; mul.f32 y, y, {$r2}; cvt.rn.f16x2.f32 p, y, x;"
-        f" cvt.rn.satfinite.e4m3x2.f16x2 h{i}, p; cvt.rn.f16x2.e4m3x2 h, h{i};"
-        f" sub.rn.f16x2 p, p, h; cvt.rn.satfinite.e4m3x2.f16x2 l{i}, p;"
+        f" mul.rn.bf16x2 x, {{$r{i}}}, {{$r2}}; and.b32 h, x, 0xFFF0FFF0; sub.rn.bf16x2 x, x, h;"
+        f" shl.b32 y, h, 16; cvt.rn.satfinite.e4m3x2.f32 h{i}, h, y;"
+        f" shl.b32 y, x, 16; cvt.rn.satfinite.e4m3x2.f32 l{i}, x, y;"
         for i in range(2)
     )
     return ptx(
-        "{ .reg .b32 p, h; .reg .f32 x, y; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, "
-        "{h0, h1}; mov.b32 {$w1}, {l0, l1}; }",
+        "{ .reg .b32 x, y, h; .reg .b16 h0, h1, l0, l1;" + halves + " mov.b32 {$w0}, {h0, h1};"
+        " mov.b32 {$w1}, {l0, l1}; }",
         *words,
         scale,
         out=[Int32] * 2,
@@ -67,9 +70,9 @@ def max_magnitudes(top, address, offset):
     is greatest."""
     return ptx(
         "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [{$r1}+" + str(offset) + "];"
-        " and.b32 a, a, 0x7FFF7FFF; and.b32 b, b, 0x7FFF7FFF; and.b32 c, c, 0x7FFF7FFF;"
-        " and.b32 d, d, 0x7FFF7FFF; max.u16x2 a, a, b; max.u16x2 c, c, d; max.u16x2 a, a, c;"
-        " mov.b32 b, {$r0}; max.u16x2 {$w0}, a, b; }",
+        " abs.bf16x2 a, a; abs.bf16x2 b, b; abs.bf16x2 c, c; abs.bf16x2 d, d;"
+        " max.NaN.bf16x2 a, a, b; max.NaN.bf16x2 c, c, d; max.NaN.bf16x2 a, a, c;"
+        " mov.b32 b, {$r0}; max.NaN.bf16x2 {$w0}, a, b; }",
         top,
         address,
         out=Int32,
@@ -86,27 +89,40 @@ def max_of_halves(word):
 
 
 @cute.jit
-def max_exponents(cta: Cta, stages):
-    """Biased exponents of the greatest elements of a thread's two rows of Q."""
+def greatest(tops: cute.Tensor, base, boxes: cutlass.Constexpr[int]):
+    """`tops` of a thread's two rows and the first `boxes` boxes of a stage, which begin for it at
+    `base`."""
+    for box in cutlass.range(boxes // AT_ONCE, unroll=1):
+        for more in cutlass.range_constexpr(AT_ONCE):
+            for h in cutlass.range_constexpr(2):
+                at = base + box * (AT_ONCE * BOX)
+                tops[h] = max_magnitudes(tops[h], at, more * BOX + 512 * h)
+    for box in cutlass.range_constexpr(boxes // AT_ONCE * AT_ONCE, boxes):
+        for h in cutlass.range_constexpr(2):
+            tops[h] = max_magnitudes(tops[h], base, box * BOX + 512 * h)
+
+
+@cute.jit
+def max_exponents(cta: Cta, states):
+    """Biased exponents of the greatest elements of a thread's two rows of Q, which has landed."""
     cfg, tid = cta.cfg, fresh_thread()
     # any 16 bytes of a row: the four lanes of the quad read all of them
     at = Int32(cta.s.sKV.iterator.toint()) + first_row(tid) * 64 + ((tid & 3) << 4)
-    first, second = (at + stage * cfg.stage_bytes for stage in stages)
+    first, second = (at + state.index * cfg.stage_bytes for state in states)
     tops = cute.make_rmem_tensor(2, Int32)
     tops.fill(0)
+    cta.s.kv_pipe.consumer_wait(states[0])
+    greatest(tops, first, ARRIVED)
+    cta.s.kv_pipe.consumer_wait(states[1])
     # the rope of 656-byte tokens, the last boxes of the second stage, is not split
     split = cfg.steps - ARRIVED
-    for box in cutlass.range(split, unroll=1):
-        for h in cutlass.range_constexpr(2):
-            for base in (first, second):
-                tops[h] = max_magnitudes(tops[h], base + box * BOX, 512 * h)
+    greatest(tops, second, split)
     exponents = []
     for h in cutlass.range_constexpr(2):
-        top, rope = tops[h], Int32(0)
+        rope = Int32(0)
         for box in cutlass.range_constexpr(split, ARRIVED):
-            top = max_magnitudes(top, first, box * BOX + 512 * h)
             rope = max_magnitudes(rope, second, box * BOX + 512 * h)
-        exponent = butterfly(cutlass.max, max_of_halves(top)) >> 7
+        exponent = butterfly(cutlass.max, max_of_halves(tops[h])) >> 7
         if const_expr(cfg.kv_656):
             of_rope = butterfly(cutlass.max, max_of_halves(rope)) >> 7
             exponent = cutlass.max(exponent, of_rope - kv_656.ROPE_ABOVE)
@@ -127,11 +143,11 @@ def arrived_box(cfg: Fp8Config, stages, step):
     return stage * cfg.stage_bytes + (step - pick(in_second, Int32(ARRIVED), Int32(0))) * BOX
 
 
-def row_factors(cta: Cta, stages):
+def row_factors(cta: Cta, states):
     """Factors of the thread's two rows: powers of two, of the sign of a scale in memory."""
     up = [
         bits_float((127 + SCALED_TOP - cutlass.max(x, Int32(LEAST_EXPONENT))) << 23)
-        for x in max_exponents(cta, stages)
+        for x in max_exponents(cta, states)
     ]
     if not cta.cfg.scales:
         return up
@@ -146,6 +162,7 @@ def split_steps(cta: Cta, tSrQ: cute.Tensor, up, stages):
     cfg, s = cta.cfg, cta.s
     tid = fresh_thread()
     base = Int32(s.sKV.iterator.toint())
+    factors = [kv_656.twice_bf16(x) for x in up]
     at = base + place_in_box(first_row(tid), tid & 3)
     hi_at, low_at = matrix_row(base), matrix_row(Int32(s.sQ_low.iterator.toint()))
     tail_at = hi_at
@@ -161,7 +178,7 @@ def split_steps(cta: Cta, tSrQ: cute.Tensor, up, stages):
         if const_expr(cfg.q_steps < cfg.steps):
             to = pick(2 * pair < cfg.q_steps, to, tail_at + (pair - cfg.q_steps // 2) * BOX)
         for odd in cutlass.range_constexpr(2):
-            terms = [split_four(got[odd][i], up[i % 2]) for i in range(4)]
+            terms = [split_four(got[odd][i], factors[i % 2]) for i in range(4)]
             stmatrix_x4(to ^ (32 * odd), 0, [hi for hi, _ in terms])
             stmatrix_x4((low_at + pair * BOX) ^ (32 * odd), 0, [lo for _, lo in terms])
     cute.arch.sync_warp()
@@ -174,11 +191,12 @@ def split_steps(cta: Cta, tSrQ: cute.Tensor, up, stages):
 
 
 @cute.jit
-def split_query(cta: Cta, tSrQ: cute.Tensor, scale, stages):
-    """Both terms of Q, from two stages, to registers and shared memory; `scale` <- of the scores of
-    the thread's two rows, base-2 units."""
+def split_query(cta: Cta, tSrQ: cute.Tensor, scale, states):
+    """Both terms of Q, from the stages of two consumer states, to registers and shared memory;
+    `scale` <- of the scores of the thread's two rows, base-2 units."""
     cfg, s = cta.cfg, cta.s
-    up = row_factors(cta, stages)
+    stages = [state.index for state in states]
+    up = row_factors(cta, states)
     # the MMAs of the query before have finished in all warps
     s.q_pipe.empty.arrive(0)
     s.q_pipe.empty.wait(0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_lab.core.errors import InvalidInput
+from mla_lab.core.errors import InvalidInput, Unsupported
 from mla_lab.emulate import Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
 from mla_lab.emulate.functions import without_calls
@@ -143,3 +143,54 @@ def test_a_function_that_calls_itself_is_refused(first: str) -> None:
     module = MODULE[: MODULE.index(".func")] + inside + other + MODULE[MODULE.index(".visible") :]
     with pytest.raises(InvalidInput, match="a call of times inside itself; supported: functions w"):
         parse(module)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(param0, param1)", "(param0)"),
+        ("(param0, param1)", "()"),
+        ("(retval0), times, (param0, param1)", "times"),
+        ("[times_param_0]", "[times_param_7]"),
+        ("st.param.b32 \t[func_retval0], %r1;", ""),
+    ],
+)
+def test_a_call_whose_values_do_not_fit_is_refused(old: str, new: str) -> None:
+    assert old in MODULE
+    with pytest.raises(InvalidInput, match=r"a call of times .*; supported: one ld\.param"):
+        parse(MODULE.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[times_param_0]", "[times_param_0+4]"),
+        ("st.param.b32 \t[param0], %r1;", "st.param.v2.b32 \t[param0], {%r1, %r1};"),
+    ],
+)
+def test_a_part_of_a_parameter_is_refused(old: str, new: str) -> None:
+    assert old in MODULE
+    with pytest.raises(Unsupported, match=r"\w\w.param"):
+        ptx_kernel(MODULE.replace(old, new), "k", Direct())(torch.zeros(2, dtype=torch.int32))
+
+
+def test_a_parameter_at_offset_zero_is_the_parameter() -> None:
+    module = MODULE
+    for name in ("param0", "param1", "retval0", "times_param_0", "func_retval0"):
+        module = module.replace(f"[{name}]", f"[{name}+0]")
+    words = torch.zeros(2, dtype=torch.int32)
+    ptx_kernel(module, "k", Direct())(words)
+    assert words.tolist() == [42, 84]
+
+
+def test_a_function_may_take_and_leave_nothing() -> None:
+    nothing = ".func none()\n{\n\tret;\n}\n.visible"
+    for call_of in ("none, ();", "none;"):
+        made = MODULE.replace(".visible", nothing).replace(
+            "mov.b32 \t%r1, 6;",
+            f"""
+        mov.b32 \t%r1, 6; {{ call.uni {call_of} }}""",
+        )
+        words = torch.zeros(2, dtype=torch.int32)
+        ptx_kernel(made, "k", Direct())(words)
+        assert words.tolist() == [42, 84]

@@ -16,8 +16,8 @@ from ..core.errors import invalid
 _FUNCTION = re.compile(r"\.func\s*(?:\(([^)]*)\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*\{", flags=re.S)
 _CALL = re.compile(r"\{([^{}]*?\bcall(?:\.uni)?\s*(?:\(([^)]*)\)\s*,\s*)?([\w$]+)[^{}]*)\}")
 _PARAM = re.compile(r"\.param\s+\.\w+\s+([\w$]+)")
-_PASSED = re.compile(r"st\.param\.(\w+)\s+\[([\w$]+)\]\s*,\s*([^;]+);")
-_TAKEN = re.compile(r"ld\.param\.(\w+)\s+([^,]+),\s*\[([\w$]+)\]\s*;")
+_PASSED = re.compile(r"st\.param\.(\w+)\s+\[([\w$]+)(?:\+0)?\]\s*,\s*([^;]+);")
+_TAKEN = re.compile(r"ld\.param\.(\w+)\s+([^,]+),\s*\[([\w$]+)(?:\+0)?\]\s*;")
 
 
 class Function(NamedTuple):
@@ -30,8 +30,8 @@ class Function(NamedTuple):
 
 def without_calls(text: str) -> str:
     """A module whose calls are replaced by the functions' bodies, which are left out. Raises
-    InvalidInput for a call of a function that the module does not define, and for one of a function
-    inside itself."""
+    InvalidInput for a call of a function that the module does not define, for one of a function
+    inside itself, and for one whose values do not fit the function's."""
     functions: dict[str, Function] = {}
     while head := _FUNCTION.search(text):
         end = _closing(text, head.end())
@@ -54,7 +54,11 @@ def _expanded(
             raise invalid("PTX", f"a call of {name} inside itself", "functions without recursion")
         body = _expanded(functions[name].body, functions, numbers, (*inside, name))
         function = functions[name]._replace(body=body)
-        body = _inlined(function, call[1], f"c{next(numbers)}")
+        try:
+            body = _inlined(function, call[1], f"c{next(numbers)}")
+        except (KeyError, ValueError) as error:
+            supported = "one ld.param and st.param of each value, without an offset"
+            raise invalid("PTX", f"a call of {name} ({error})", supported) from error
         text = text[: call.start()] + body + text[call.end() :]
     return text
 
@@ -69,6 +73,11 @@ def _closing(text: str, at: int) -> int:
     raise invalid("PTX", "a function without its end", "a closing brace")
 
 
+def _names(found: re.Match[str] | None) -> list[str]:
+    """Names in the parentheses of a call, of which there may be none."""
+    return [name.strip() for name in found[1].split(",") if name.strip()] if found else []
+
+
 def _inlined(function: Function, call: str, mark: str) -> str:
     """The body with registers and labels of this call alone, its parameters as moves."""
     body = function.body
@@ -77,8 +86,8 @@ def _inlined(function: Function, call: str, mark: str) -> str:
         body = re.sub(rf"{name}(?=\d|<\d)", f"%{mark}{name[1:]}", body)
     body = re.sub(r"\$L__[\w$]+", rf"\g<0>_{mark}", body)
     values = {name: value.strip() for _, name, value in _PASSED.findall(call)}
-    order = re.findall(r"\(([^)]*)\)\s*;", call)[-1].split(",")
-    given = {p: values[a.strip()] for p, a in zip(function.params, order, strict=True)}
+    order = _names(re.search(r"\(([^)]*)\)\s*;", call))
+    given = {p: values[a] for p, a in zip(function.params, order, strict=True)}
     body = _TAKEN.sub(lambda m: f"mov.{m[1]} {m[2]}, {given[m[3]]};", body)
     returned = {name: f"%{mark}_{name}" for name in function.results}
     kinds: dict[str, str] = {}
@@ -88,9 +97,8 @@ def _inlined(function: Function, call: str, mark: str) -> str:
         return f"mov.{m[1]} {returned[m[2]]}, {m[3]};"
 
     body = re.sub(r"\bret\s*;", f"bra $L__end_{mark};", _PASSED.sub(leave, body))
-    taken = re.search(r"\(([^)]*)\)\s*,", call)
-    back = zip(taken[1].split(",") if taken else [], function.results, strict=True)
-    results = {name.strip(): returned[result] for name, result in back}
+    back = zip(_names(re.search(r"\(([^)]*)\)\s*,", call)), function.results, strict=True)
+    results = {name: returned[result] for name, result in back}
     after = "".join(f"mov.{kind} {to}, {results[name]};" for kind, to, name in _TAKEN.findall(call))
     declared = "".join(f".reg .{kinds[name]} {returned[name]};" for name in function.results)
     return f"{declared}{body}$L__end_{mark}:\n{after}"

@@ -9,7 +9,7 @@ from mla_lab.core.errors import Unsupported
 from mla_lab.emulate import Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
 
-from .test_emulate_checks import ARRIVE, ELECTED, EXCHANGE, FENCE, HALF, SHARED, START, kinds
+from .test_emulate_checks import ARRIVE, ELECTED, EXCHANGE, FENCE, HALF, SHARED, START, find, kinds
 from .test_emulate_instructions import WHOLE, kernel, per_thread
 
 ONE_WARP = Direct()
@@ -95,3 +95,52 @@ def test_halves_of_a_word_of_global_memory_may_be_of_two_ctas(step: int, found: 
     add.s64 %d0, %d0, %d1; cvt.u16.u32 %h1, %r5; setp.eq.s32 %p4, %r5, 0;
     @%p4 st.global.b16 [%d0], %h1; @!%p4 st.global.b8 [%d0], %h1;"""
     assert kinds(body, Direct((2, 1, 1))) == found
+
+
+#: address of a part of word `lane`, warp 1's `step` bytes behind warp 0's
+HALVES = """
+and.b32 %r6, %r0, 31; mul.lo.u32 %r6, %r6, 4; mul.lo.u32 %r7, %r1, {step};
+add.s32 %r6, %r6, %r7; add.s32 %r6, %r6, %r2; cvt.u16.u32 %h1, %r0;
+"""
+
+
+@pytest.mark.parametrize("size", ["b16", "b8"])
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+def test_parts_of_a_word_may_be_of_two_warps(size: str, schedule: str) -> None:
+    """Two warps write, or one writes and one reads, parts of the same words."""
+    step = {"b16": 2, "b8": 1}[size]
+    write = HALVES + f"st.shared.{size} [%r6], %h1;"
+    read = "bar.sync 0; @%p2 bra READS; {}; bra END; READS: {}; END: mov.b32 %r7, 0;"
+    read = read.format(f"st.shared.{size} [%r6], %h1", f"ld.shared.{size} %h2, [%r6+{{at}}]")
+    for by, found in ((step, []), (0, ["race"])):
+        assert kinds(write.format(step=by), schedule=schedule) == found
+    for at, found in ((0, []), (step, ["race"])):
+        body = write.format(step=step) + read.format(at=at)
+        assert kinds(body, schedule=schedule) == found
+
+
+def test_parts_of_a_word_are_not_forgotten() -> None:
+@pytest.mark.parametrize(("at", "found"), [(1, []), (0, ["race"])])
+@pytest.mark.parametrize("reader", ["", "!"])
+def test_a_part_that_is_read_is_no_other(reader: str, at: int, found: list[str]) -> None:
+    """One warp reads a byte of a word that was whole, another writes one, whichever comes first."""
+    writer = "!" if not reader else ""
+    body = f"""st.shared.b32 [%r4], %r0; bar.sync 0;
+    @{reader}%p2 ld.shared.b8 %h1, [%r2]; @{writer}%p2 st.shared.b8 [%r2+{at}], %h2;"""
+    assert kinds(body) == found
+
+
+    """A copy of whole words behind writes of their parts, one of which it is not behind."""
+    write = HALVES.format(step=2) + "st.shared.b16 [%r6], %h1;"
+    whole = "bar.sync {}, 32; and.b32 %r7, %r6, -4; @!%p2 ld.shared.b32 %r8, [%r7];"
+    assert kinds(write + "bar.sync 0;" + whole.format(1).replace("bar.sync 1, 32;", "")) == []
+    found = kinds(write + "@%p2 bra END; " + whole.format(1) + "END: mov.b32 %r7, 0;")
+    assert set(found) <= {"race", "unwritten"} and found
+
+
+def test_a_byte_in_a_report_is_the_byte() -> None:
+    body = "setp.eq.s32 %p4, %r0, 32; @%p1 st.shared.b8 [%r2+41], %h1;"
+    body += "@%p4 st.shared.b8 [%r2+{}], %h1;"
+    assert find(body.format(42)) == []
+    (found,) = find(body.format(41))
+    assert found.kind == "race" and "byte 41 of shared memory" in found.text

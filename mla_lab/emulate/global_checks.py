@@ -8,23 +8,11 @@ from .arithmetic import some
 from .gang import Gang
 from .memory import BASE
 from .parts import CheckerLike
-from .ptx import SIZES, Kernel
-from .shadow import AGENTS, BEFORE_SC, SEEN, GlobalShadow, expand
+from .shadow import AGENTS, BEFORE_SC, SEEN, GlobalShadow, expand, least_store
 
 Row = np.ndarray
 #: orders of an access to global memory that take or give what happened before
 TAKES, GIVES = ("acquire", "acq_rel"), ("release", "acq_rel")
-
-
-def _least(kernel: Kernel) -> int:
-    """Bytes of the smallest store to memory that is not a CTA's, 4 at most: neighbours that are
-    smaller than a word may be different threads'."""
-    least = 4
-    for s in kernel.code:
-        if s.parts[0] in ("st", "atom", "red") and not any("shared" in p for p in s.parts):
-            count = s.args[0 if s.parts[0] == "atom" else -1].count(",") + 1
-            least = min(least, count * SIZES.get(s.parts[-1], 4))
-    return least
 
 
 class GlobalChecks:
@@ -32,8 +20,9 @@ class GlobalChecks:
 
     def __init__(self, checker: CheckerLike, nbytes: int) -> None:
         self.checker = checker
+        ctas = checker.machine.ctas
         #: bytes of the words that are followed
-        self.unit = _least(checker.machine.ctas[0].program.kernel) if checker.machine.ctas else 4
+        self.unit = least_store(ctas[0].program.kernel, shared=False) if ctas else 4
         self.shadow = GlobalShadow(nbytes // self.unit)
         #: what released words hand on
         self.published: dict[int, Row] = {}

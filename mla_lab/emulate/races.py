@@ -3,9 +3,9 @@
 Each warp, each warp's products, each warp's cp.async copies and each mbarrier is an agent with a
 clock that counts its accesses. A warp carries two vectors over all agents: what of theirs happened
 before, and what of that an asynchronous unit may see as well, since a fence.proxy.async stood
-between. Barriers hand vectors on. Each 4-byte word of shared memory remembers who wrote it last and
-when, and when each agent last read it; an access that is not ordered behind those is a race under
-every schedule, whatever came first in this one.
+between. Barriers hand vectors on. Each word of shared memory, or each part of one that is used in
+parts, remembers who wrote it last and when, and when each agent last read it; an access that is not
+ordered behind those is a race under every schedule, whatever came first in this one.
 
 What a copy of TMA writes belongs to the mbarrier on which it completes: the phase number is the
 clock, and a warp that has waited for the phase has seen the bytes.
@@ -39,8 +39,8 @@ from .shadow import (
     TAKEN,
     UNITS,
     Shadow,
-    expand,
     lane_bits,
+    least_store,
     since,
 )
 from .tensor_checks import TensorChecks
@@ -90,7 +90,8 @@ class Checker:
         self.parts_met: list[list[tuple[int, int, int]]] = [[] for _ in gangs]
         #: clock of a warp's cp.async copies that had landed when its threads last met
         self.copies_met = np.zeros(len(gangs), np.int64)
-        self.shadows = {id(cta): Shadow(cta.shared.size) for cta in machine.ctas}
+        least = least_store(machine.ctas[0].program.kernel, shared=True) if machine.ctas else 4
+        self.shadows = {id(cta): Shadow(cta.shared.size, least) for cta in machine.ctas}
         self.globals = GlobalChecks(self, machine.memory.bytes.size)
         #: mbarriers that a warp has initialised since its last fence
         self.hidden: dict[int, list[Mbarrier]] = {}
@@ -232,14 +233,16 @@ class Checker:
         bar.made = (AGENTS * g.agent, self.tick(g, pc))
         bar.released = np.zeros((self.levels, self.size), np.int32)
         self.hidden.setdefault(g.agent, []).append(bar)
-        shadow, words = self.shadows[id(bar.cta)], slice(bar.offset >> 2, (bar.offset >> 2) + 2)
+        shadow = self.shadows[id(bar.cta)]
+        words = shadow.cells_of(slice(bar.offset >> 2, (bar.offset >> 2) + 2))
         if not shadow.barrier[words].all():
             self._ordered_write(g, shadow, words, pc)
         shadow.barrier[words], shadow.writer[words], shadow.when[words] = True, -1, 0
 
     def invalidates(self, cta: CtaLike, offset: int) -> None:
         """mbarrier.inval: its place may be written again."""
-        self.shadows[id(cta)].barrier[offset >> 2 : (offset >> 2) + 2] = False
+        shadow = self.shadows[id(cta)]
+        shadow.barrier[shadow.cells_of(slice(offset >> 2, (offset >> 2) + 2))] = False
 
     def uses(self, g: Gang, bar: Mbarrier, pc: int) -> None:
         """Any operation on an mbarrier must come after its initialisation."""
@@ -281,37 +284,36 @@ class Checker:
 
     def read(self, g: Gang, cta: CtaLike, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp read `where` = (offsets, bytes each)."""
-        shadow, words = self.shadows[id(cta)], expand(*where)
-        words = words[:, : self._words_used(g, pc)]
+        shadow = self.shadows[id(cta)]
+        words = shadow.cells(where[0], self._bytes_used(g, where[1], pc))
         clock, agent = self.tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
         self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
         writer, when = shadow.writer[words], shadow.when[words]
-        vector = self.vectors[g.agent, SEEN]
-        self._unwritten(g, writer, words, pc)
-        late = when > vector[writer]
+        self._unwritten(g, shadow, words, pc)
+        late = when > self.vectors[g.agent, SEEN][writer]
         if some(late):
-            self._race(g, pc, "read", words, (writer, when, late))
-        self._inside(g, pc, shadow, words, where[0], active)
+            self._race(g, pc, "read", shadow, words, (writer, when, late))
+        self._inside(g, pc, shadow, words, active)
         shadow.reads_of(agent)[words] = clock
 
-    def _words_used(self, g: Gang, pc: int) -> int | None:
-        """Words of a load up to the last whose register anything uses: compilers load the padding
-        of a struct with its members. None for all of them.
-        """
+    def _bytes_used(self, g: Gang, n: int, pc: int) -> int:
+        """Of the `n` bytes of a load, those of words up to the last whose register anything uses:
+        compilers load the padding of a struct with its members."""
         program = g.cta.program
         instruction = program.kernel.code[pc]
         if instruction.parts[0] != "ld" or not instruction.parts[-2].startswith("v"):
-            return None
+            return n
         if self._uses is None:
             self._uses = Counter(name for names in program.named for name in names)
         found = [name.strip() for name in instruction.args[0].strip("{}").split(",")]
         last = max((i for i, name in enumerate(found) if self._uses[name] > 1), default=0)
-        return -(-(last + 1) * SIZES[instruction.parts[-1]] // 4)
+        return min(n, -(-(last + 1) * SIZES[instruction.parts[-1]] // 4) * 4)
 
     def write(self, g: Gang, cta: CtaLike, where: tuple[Row, int], active: Any, pc: int) -> None:
         """Threads of a warp write `where` = (offsets, bytes each)."""
-        shadow, words = self.shadows[id(cta)], expand(*where)
+        shadow = self.shadows[id(cta)]
+        words = shadow.cells(*where)
         clock, agent = self.tick(g, pc), AGENTS * g.agent
         self.exits.uses(g, cta, (agent, clock), pc)
         self.recent[g.agent].append((clock, lane_bits(g.lane[active])))
@@ -319,20 +321,17 @@ class Checker:
         shadow.writer[words], shadow.when[words] = agent, clock
         lanes = g.lane[active]
         shadow.lane[words] = lanes[:, None] if len(lanes) == len(where[0]) else -1
-        if where[1] < 4:  # a word of several lanes is no lane's
-            shared, count = np.unique(words, return_counts=True)
-            shadow.lane[shared[count > 1]] = -1
 
     def _ordered_write(self, g: Gang, shadow: Shadow, words: Any, pc: int) -> None:
         vector = self.vectors[g.agent, SEEN]
         over = shadow.barrier[words]
         if some(over):
-            at = self._byte(words, int(over.reshape(-1).argmax()))
+            at = shadow.byte(words, int(over.reshape(-1).argmax()))
             self.note(g, pc, "barrier", f"byte {at} of shared memory, an mbarrier's, is written")
         writer, when = shadow.writer[words], shadow.when[words]
         late = when > vector[writer]
         if some(late):
-            self._race(g, pc, "write", words, (writer, when, late))
+            self._race(g, pc, "write", shadow, words, (writer, when, late))
         readers, reads = shadow.readers()
         if len(readers):
             found = reads[:, words].reshape(len(readers), -1)
@@ -340,40 +339,38 @@ class Checker:
             if some(after):
                 row, column = np.argwhere(after)[0]
                 other = self.where(int(readers[row]), int(found[row, column]))
-                at = self._byte(words, int(column))
+                at = shadow.byte(words, int(column))
                 text = f"byte {at} of shared memory is written, and its read is not ordered before"
                 self.note(g, pc, "race", text, (other,))
 
-    def _race(self, g: Gang, pc: int, what: str, words: Any, found: tuple[Row, Row, Row]) -> None:
+    def _race(
+        self, g: Gang, pc: int, what: str, shadow: Shadow, words: Any, found: tuple[Row, Row, Row]
+    ) -> None:
         writer, when, late = (x.reshape(-1) for x in found)
         i = int(late.argmax())
-        text = f"byte {self._byte(words, i)} of shared memory: this {what} and the write below it "
+        text = f"byte {shadow.byte(words, i)} of shared memory: this {what} and the write below it "
         text += "are not ordered"
         self.note(g, pc, "race", text, (self.where(int(writer[i]), int(when[i])),))
 
-    def _byte(self, words: Any, i: int) -> int:
-        first = words.start + i if isinstance(words, slice) else int(words.reshape(-1)[i])
-        return 4 * first - 1024
-
-    def _unwritten(self, g: Gang, writer: Row, words: Any, pc: int) -> None:
+    def _unwritten(self, g: Gang, shadow: Shadow, words: Any, pc: int) -> None:
+        writer = shadow.writer[words]
         if some(writer < 0):
-            at = self._byte(words, int((writer.reshape(-1) < 0).argmax()))
+            at = shadow.byte(words, int((writer.reshape(-1) < 0).argmax()))
             text = f"byte {at} of shared memory, which nobody has written, is read"
             self.note(g, pc, "unwritten", text)
 
-    def _inside(
-        self, g: Gang, pc: int, shadow: Shadow, words: Row, offsets: Row, active: Any
-    ) -> None:
+    def _inside(self, g: Gang, pc: int, shadow: Shadow, words: Row, active: Any) -> None:
         """A word from another thread of the warp, which it has not met since."""
         lanes = g.lane[active]
-        if len(lanes) != len(offsets):  # a row of ldmatrix goes to several lanes
-            lanes = np.full(len(offsets), SEVERAL)
+        if len(lanes) != len(words):  # a row of ldmatrix goes to several lanes
+            lanes = np.full(len(words), SEVERAL)
         self._other_lane(g, pc, shadow, words, lanes)
 
     def alone(self, g: Gang, cta: CtaLike, words: slice, lane: int, pc: int) -> None:
         """A lane issues a copy of words, which other lanes of its warp may have written."""
-        every = np.arange(words.start, words.stop)[None]
-        self._other_lane(g, pc, self.shadows[id(cta)], every, np.array([lane]))
+        shadow = self.shadows[id(cta)]
+        every = shadow.cells_of(np.arange(words.start, words.stop))[None]
+        self._other_lane(g, pc, shadow, every, np.array([lane]))
 
     def _other_lane(self, g: Gang, pc: int, shadow: Shadow, words: Row, lanes: Row) -> None:
         writer, when, lane = shadow.writer[words], shadow.when[words], shadow.lane[words]
@@ -402,7 +399,7 @@ class Checker:
             return
         racing = late & (when > self.vectors[g.agent, SEEN][writer])
         i = int((racing if some(racing) else late).argmax())
-        at = self._byte(words, i)
+        at = shadow.byte(words, i)
         kind = "race" if some(racing) else "proxy fence"
         text = f"no fence.proxy.async between a write to byte {at} of shared memory and {what}"
         if kind == "race":
@@ -414,6 +411,7 @@ class Checker:
     ) -> None:
         """A copy that completes on `bar` will write words of a CTA's shared memory."""
         shadow = self.shadows[id(cta)]
+        words = shadow.cells_of(words)
         if not any(other.fragments for other in cta.gangs):
             self.note(g, pc, "out of bounds", f"CTA {cta.name} has exited; a copy writes to it")
         if not bar.shown:
@@ -427,8 +425,8 @@ class Checker:
 
     def copy_out(self, g: Gang, cta: CtaLike, words: slice, bar: Mbarrier, pc: int) -> None:
         """A copy that completes on `bar` will read words of a CTA's shared memory."""
-        self.unit_reads(g, cta, words, pc, "a copy of it")
-        self.shadows[id(cta)].reads_of(bar.agent)[words] = self._bar_tick(bar, pc)
+        self.unit_reads(g, cta, words, (bar.agent, bar.phase + 1), (pc, "a copy of it"))
+        self._bar_tick(bar, pc)
 
     def product(self, g: Gang, issued: Issued) -> None:
         """A wgmma was issued: it reads shared memory until it is done."""
@@ -443,15 +441,20 @@ class Checker:
         self, g: Gang, cta: CtaLike, operands: list[Row], pc: int, clock: int
     ) -> None:
         """A product of a warp, at `clock` of its products, reads words of a CTA's shared memory."""
+        reader = AGENTS * g.agent + PRODUCTS
         for words in operands:
-            self.unit_reads(g, cta, words, pc, "a product")
-            self.shadows[id(cta)].reads_of(AGENTS * g.agent + PRODUCTS)[words] = clock
+            self.unit_reads(g, cta, words, (reader, clock), (pc, "a product"))
 
-    def unit_reads(self, g: Gang, cta: CtaLike, words: Any, pc: int, what: str) -> None:
-        """An asynchronous unit reads words that somebody must have written, in order and fenced."""
-        shadow = self.shadows[id(cta)]
-        self._unwritten(g, shadow.writer[words], words, pc)
+    def unit_reads(
+        self, g: Gang, cta: CtaLike, words: Any, reader: tuple[int, int], where: tuple[int, str]
+    ) -> None:
+        """An asynchronous unit, (agent, clock), reads words that somebody must have written, in
+        order and fenced; `where` is the instruction and what reads."""
+        shadow, (agent, clock), (pc, what) = self.shadows[id(cta)], reader, where
+        words = shadow.cells_of(words)
+        self._unwritten(g, shadow, words, pc)
         self._visible(g, shadow, words, pc, what)
+        shadow.reads_of(agent)[words] = clock
 
     def wgmma_commit(self, g: Gang) -> None:
         """wgmma.commit_group"""
@@ -471,7 +474,8 @@ class Checker:
 
     def cp_async(self, g: Gang, offsets: Row, n: int, where: tuple[int, Row]) -> None:
         """Threads of a warp start copies of `n` bytes; `where` is the instruction and the lanes."""
-        (pc, lanes), shadow, words = where, self.shadows[id(g.cta)], expand(offsets, n)
+        (pc, lanes), shadow = where, self.shadows[id(g.cta)]
+        words = shadow.cells(offsets, n)
         clock, agent = self.tick(g, pc, COPIES), AGENTS * g.agent + COPIES
         self._ordered_write(g, shadow, words, pc)
         shadow.writer[words], shadow.when[words] = agent, clock

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+
+from .memory import RESERVED
+from .ptx import SIZES, Kernel
 
 Row = np.ndarray
 WARP, ALL_LANES = 32, 0xFFFFFFFF
@@ -23,6 +28,18 @@ def expand(offsets: Row, nbytes: int, unit: int = 4) -> Row:
     return (offsets // unit)[:, None] + np.arange(nbytes // unit)
 
 
+def least_store(kernel: Kernel, shared: bool) -> int:
+    """Bytes of the smallest store to shared memory, or to memory that is not, 4 at most: neighbours
+    that are smaller than a word may be different threads'."""
+    least = 4
+    for s in kernel.code:
+        to_shared = any(p.startswith("shared") for p in s.parts)
+        if s.parts[0] in ("st", "atom", "red") and to_shared is shared:
+            count = s.args[0 if s.parts[0] == "atom" else -1].count(",") + 1
+            least = min(least, count * SIZES.get(s.parts[-1], 4))
+    return least
+
+
 def lane_bits(lanes: Row) -> int:
     """Lanes of a warp, a bit each."""
     return ALL_LANES if len(lanes) == WARP else int((1 << lanes.astype(np.int64)).sum())
@@ -38,19 +55,81 @@ def since(arrivals: list[tuple[int, int]], clock: int) -> int:
 
 
 class Shadow:
-    """Of one CTA's shared memory. An agent of -1 and a time of 0 are nobody's."""
+    """Of one CTA's shared memory: a cell of each 4-byte word, and, of words that somebody has used
+    a part of, cells of `unit` bytes, the smallest that a kernel stores. An agent of -1 and a time
+    of 0 are nobody's."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.words = -(-nbytes // 16) * 4
+    def __init__(self, nbytes: int, unit: int = 4) -> None:
+        self.words = self._size = -(-nbytes // 16) * 4
+        self.unit, self._each = unit, 4 // unit
         self.writer = np.full(self.words, -1, np.int32)
         self.when = np.zeros(self.words, np.int32)
         #: thread of the warp, -1 where the writer is no thread
         self.lane = np.full(self.words, -1, np.int8)
         #: whether an mbarrier lies there
         self.barrier = np.zeros(self.words, bool)
+        #: the first cell of each word's parts, 0 of one that is whole
+        self._parts = np.zeros(self.words, np.int32)
         self._agents: dict[int, int] = {}
         self._reads = np.zeros((4, self.words), np.int32)
         self._readers = np.zeros(0, np.int64)
+
+    def cells(self, offsets: Row, nbytes: int) -> Row:
+        """Cells, [n, cells each], of accesses of `nbytes` at byte offsets [n]. Words of which they
+        use a part are followed in parts from here on, where a kernel stores any."""
+        if nbytes < 4 and self.unit < 4:
+            self._part(offsets)
+        words = expand(offsets, nbytes)
+        if self._size == self.words:
+            return words
+        first = self._parts[words]
+        if not first.any():
+            return words
+        parts = np.arange(max(1, min(nbytes, 4) // self.unit))
+        if nbytes < 4:
+            parts = parts + (offsets % 4 // self.unit)[:, None, None]
+        apart = (first > 0)[..., None]
+        found = np.where(apart, first[..., None] + parts, words[..., None])
+        return found.reshape(len(offsets), -1)
+
+    def cells_of(self, words: Any) -> Any:
+        """Cells of whole words, which are a slice or numbers, in any order."""
+        apart = self._parts[words] > 0
+        if self._size == self.words or not apart.any():
+            return words
+        numbers = np.arange(words.start, words.stop) if isinstance(words, slice) else words
+        parts = self._parts[numbers[apart]][:, None] + np.arange(self._each)
+        return np.concatenate([numbers[~apart], parts.reshape(-1)])
+
+    def _part(self, offsets: Row) -> None:
+        """Make cells of the parts of the words at these byte offsets."""
+        words = offsets >> 2
+        words = np.unique(words[self._parts[words] == 0])
+        if not len(words):
+            return
+        first, self._size = self._size, self._size + self._each * len(words)
+        if self._size > len(self.writer):
+            self._grow(self._size)
+        cells, whole = slice(first, self._size), np.repeat(words, self._each)
+        for row in (self.writer, self.when, self.lane, self.barrier):
+            row[cells] = row[whole]
+        self._reads[:, cells] = self._reads[:, whole]
+        self._parts[words] = np.arange(first, self._size, self._each)
+
+    def _grow(self, more: int) -> None:
+        """Make room for so many more cells."""
+        for name in ("writer", "when", "lane", "barrier"):
+            setattr(self, name, np.pad(getattr(self, name), (0, more)))
+        self._reads = np.pad(self._reads, ((0, 0), (0, more)))
+
+    def byte(self, cells: Any, i: int) -> int:
+        """Byte of shared memory of the i-th of cells, which are a slice or numbers."""
+        cell = cells.start + i if isinstance(cells, slice) else int(cells.reshape(-1)[i])
+        if cell < self.words:
+            return 4 * cell - RESERVED
+        part = (cell - self.words) % self._each
+        word = int((self._parts == cell - part).argmax())
+        return 4 * word + self.unit * part - RESERVED
 
     def reads_of(self, agent: int) -> Row:
         """Times at which an agent last read each word."""
@@ -58,7 +137,7 @@ class Shadow:
         if row is None:
             row = self._agents[agent] = len(self._agents)
             if row == len(self._reads):
-                more = np.zeros((row, self.words), np.int32)
+                more = np.zeros_like(self._reads)
                 self._reads = np.concatenate([self._reads, more])
             self._readers = np.array(list(self._agents))
         return self._reads[row]

@@ -13,7 +13,7 @@ from mla_lab.emulate import Options
 from mla_lab.emulate.debugger import Debugger
 from mla_lab.emulate.direct import Direct, ptx_kernel
 
-from .test_emulate_checks import SHARED, kinds
+from .test_emulate_checks import SHARED, START, find, kinds
 from .test_emulate_instructions import kernel
 
 
@@ -102,3 +102,63 @@ def test_lanes_that_poll_let_others_of_their_warp_go_on(schedule: str) -> None:
     assert kinds(body, Direct(), schedule) == []
     never = body.replace("[%d0], 1;", "[%d0], 0;")
     assert kinds(never, Direct(), schedule) == ["livelock"]
+
+
+#: CTA 0 opens a flag after a while; CTA 1 spins, and stores while it does
+STORES_AND_SPINS = """
+ld.param.u64 %d0, [a]; ld.param.u64 %d1, [b]; mov.u32 %r10, %ctaid.x; mov.b32 %r15, {after};
+setp.ne.s32 %p4, %r10, 0; @%p4 bra SPINS;
+L: sub.s32 %r15, %r15, 1; setp.gt.s32 %p5, %r15, 0; @%p5 bra L;
+st.release.gpu.global.b32 [%d1], {opens}; bra END;
+SPINS: {time} st.shared.b32 [%r4], %r0; st.global.b32 [%d0], 7;
+ld.acquire.gpu.global.b32 %r11, [%d1]; setp.eq.s32 %p5, %r11, 0; @%p5 bra SPINS;
+END: mov.b32 %r7, 0;"""
+TWO = Direct((2, 1, 1), (32, 1, 1))
+LATE = Options(check=True, schedule="late")
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random", "late", "adverse"])
+def test_a_spin_that_stores_is_reported(schedule: str) -> None:
+    never = STORES_AND_SPINS.format(after=10, opens=0, time="")
+    (found,) = find(never, TWO, schedule)
+    assert found.kind == "livelock" and "all is as it was" in found.text
+    assert kinds(STORES_AND_SPINS.format(after=10, opens=1, time=""), TWO, schedule) == []
+
+
+@pytest.mark.parametrize("schedule", ["fair", "random"])
+def test_a_spin_that_stores_and_ends_late_is_none(schedule: str) -> None:
+    body = STORES_AND_SPINS.format(after=60000, opens=1, time="")
+    assert kinds(body, TWO, schedule) == []
+
+
+def test_a_spin_that_stores_until_a_time_is_none() -> None:
+    timed = "mov.u64 %d5, %globaltimer; setp.gt.u64 %p6, %d5, 300; @%p6 bra END;"
+    assert kinds(STORES_AND_SPINS.format(after=10, opens=0, time=timed), TWO) == []
+
+
+def test_copies_land_for_a_spin_that_stores() -> None:
+    """Under a late schedule, when nothing else changes, one after the other."""
+    copy = """mbarrier.arrive.expect_tx.shared.b64 _, [%r9], 4;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r10+{}], %r0, [%r9];"""
+    copies = " ".join(copy.format(4 * i) for i in range(7))
+    spin = f"""add.s32 %r9, %r2, 2048; add.s32 %r10, %r2, 3072;
+    @%p1 mbarrier.init.shared.b64 [%r9], 7; fence.mbarrier_init.release.cluster; bar.sync 0;
+    @!%p1 bra SPINS; st.shared.b32 [%r4+256], %r0; {copies}
+    SPINS: st.shared.b32 [%r4], %r0; mbarrier.test_wait.parity.shared.b64 %p3, [%r9], 0;
+    @!%p3 bra SPINS;"""
+    emulated = ptx_kernel(kernel(START + spin, shared=SHARED), "k", Direct(), LATE)
+    emulated(torch.zeros(64), torch.zeros(64))
+    assert emulated.run.findings == [] and emulated.run.rounds < 1000
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "late"])
+def test_a_bit_that_a_barrier_holds_is_part_of_the_state(schedule: str) -> None:
+    """Two warps pass a bit on by bar.red, and have it in no register where rounds end. They count
+    to 512 and begin at 0 again; the first time they set the bit, the second time they end."""
+    body = """
+    mov.b32 %r11, -288; mov.b32 %r12, 1; setp.ne.s32 %p3, %r0, %r0;
+    L: bar.red.or.pred %p5, 1, 64, %p3; add.s32 %r11, %r11, 1; setp.ne.s32 %p6, %r11, 512;
+    @%p6 bra ON; mov.b32 %r11, 0; @%p5 bra END; setp.eq.s32 %p5, %r0, %r0;
+    ON: xor.b32 %r12, %r12, 1; setp.eq.s32 %p7, %r12, %r1; and.pred %p3, %p5, %p7;
+    setp.ne.s32 %p5, %r0, %r0; bra L; END: mov.b32 %r7, 0;"""
+    assert kinds(body, schedule=schedule) == []

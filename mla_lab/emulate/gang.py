@@ -80,7 +80,10 @@ class Gang:
         self.D, self.Q = list(file64), list(file64.view(np.int64))
         self.H, self.I = list(file16), list(file16.view(np.int16))
         self.G = list(file16.view(np.float16))
-        self.P = list(np.zeros((counts[1], n), bool))
+        predicates = np.zeros((counts[1], n), bool)
+        self.P = list(predicates)
+        #: all registers
+        self.files = (predicates, file16, self.file32, file64)
         writer = self.cta.program.writer
         self.K = [
             self._own_constant(kind, value) if row is None else row
@@ -126,7 +129,8 @@ class Gang:
 
     def clock(self) -> int:
         """%globaltimer and %clock64: rounds of the scheduler."""
-        return self.machine.clock
+        self.machine.timed = self.machine.clock
+        return self.machine.timed
 
     def trap(self, pc: int, m: Mask) -> None:
         """The kernel ended itself."""

@@ -17,6 +17,7 @@ from .gang import Fragment, Gang
 from .memory import BASE, RESERVED, GlobalMemory, SharedMemory
 from .parts import Watcher
 from .ptx import Place
+from .repeats import Repeats
 from .schedule import Schedule
 from .tcgen05 import TensorQueue
 from .tensor_map import TensorMap
@@ -31,6 +32,8 @@ MAX_THREADS, MAX_SHARED = 1024, 227 * 1024
 #: rounds without a store, an arrival, a copy or an exit, after which threads spin in vain: of which
 #: all ask for what others leave, and of which some compute
 VAIN_ROUNDS, BUSY_ROUNDS = 400, 100_000
+#: rounds after which a schedule draws no lots any more: equal states lead to equal ones
+DRAWN_ROUNDS = 4096
 
 
 @dataclass(frozen=True)
@@ -170,12 +173,15 @@ class Machine:
         self.maps: dict[int, TensorMap] = {}
         self.jobs: list[Callable[[], None]] = []
         self.clock = self.progress = 0
+        #: round in which a thread last asked for the time
+        self.timed = 0
         self.flops = self.copied_bytes = 0
         self.param_offset, self.param_block = 0, b""
         self.ctas: list[CTA] = []
         self._gangs: list[Gang] = []
         #: progress after the last round, and rounds without any
         self._last, self._vain = 0, 0.0
+        self._repeats = Repeats()
 
     def later(self, land: Callable[[], None]) -> None:
         """Finish a copy now, or under a late schedule when the schedule says."""
@@ -199,7 +205,7 @@ class Machine:
         self.maps.clear()
         self.ctas = self._make_ctas(launch, program)
         self._gangs = [g for cta in self.ctas for g in cta.gangs]
-        self._last, self._vain = 0, 0.0
+        self._last, self._vain, self._repeats = 0, 0.0, Repeats()
         self.checker.begin(self)
         self.recorder.begin(self)
 
@@ -211,6 +217,8 @@ class Machine:
                 if g.fragments and g.run(self.schedule.budget()):
                     moved, busy = True, busy or not g.asked
             self.clock += 1
+            if self.clock == DRAWN_ROUNDS:
+                self.schedule.settle()
             moved |= self._land(moved and self.progress != self._last)
         left = any(g.fragments for g in self._gangs)
         step = VAIN_ROUNDS / BUSY_ROUNDS if busy else 1
@@ -218,6 +226,12 @@ class Machine:
         self._last = self.progress
         if left and (not moved or self._vain > VAIN_ROUNDS):
             raise self._stuck(spinning=moved)
+        steady = left and not self.schedule.draws
+        if steady and (period := self._repeats.found(self, self.ctas)):
+            if not self.jobs:
+                raise self._stuck(spinning=True, period=period)
+            self._land(moved=False)
+            self._repeats.forget()
         return left
 
     def finish(self) -> None:
@@ -272,7 +286,7 @@ class Machine:
             cta.start(self.width)
         return ctas
 
-    def _stuck(self, spinning: bool) -> Fault:
+    def _stuck(self, spinning: bool, period: int = 0) -> Fault:
         lines, place, who = [], Place("?", 0), ""
         for g in self._gangs:
             for f in g.fragments:
@@ -286,6 +300,8 @@ class Machine:
                     place, who = instruction.place, g.name
         kind = "livelock" if spinning else "deadlock"
         text = "threads spin on what nobody will write" if spinning else "no warp can go on"
+        if period:
+            text = f"threads spin: all is as it was {period} rounds before, and comes again"
         if self.jobs:
             text += f"; {len(self.jobs)} copies are on their way"
         return Fault(Finding(kind, place, who, text, tuple(lines)))

@@ -47,7 +47,9 @@ class MachineLike(Protocol):
     before_block: Callable[[Any, int], None] | None
     maps: dict[int, Any]
     clock: int
+    timed: int
     progress: int
+    jobs: list[Callable[[], None]]
     flops: int
     copied_bytes: int
 

@@ -29,6 +29,15 @@ class Schedule:
         self.late = name in ("late", "adverse")
         self._random = random.Random(seed) if name in DRAWN else None
 
+    @property
+    def draws(self) -> bool:
+        """Whether a round depends on lots."""
+        return self._random is not None
+
+    def settle(self) -> None:
+        """Draw no lots from here on."""
+        self._random = None
+
     def order(self, gangs: list[Gang]) -> list[Gang]:
         """Gangs in the order of this round."""
         if self._random is not None:

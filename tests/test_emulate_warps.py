@@ -9,7 +9,19 @@ from mla_lab.core.errors import Unsupported
 from mla_lab.emulate import Options
 from mla_lab.emulate.direct import Direct, ptx_kernel
 
-from .test_emulate_checks import ARRIVE, ELECTED, EXCHANGE, FENCE, HALF, SHARED, START, find, kinds
+from .test_emulate_checks import (
+    ARRIVE,
+    BARRIER,
+    COPY,
+    ELECTED,
+    EXCHANGE,
+    FENCE,
+    HALF,
+    SHARED,
+    START,
+    find,
+    kinds,
+)
 from .test_emulate_instructions import WHOLE, kernel, per_thread
 
 ONE_WARP = Direct()
@@ -119,7 +131,6 @@ def test_parts_of_a_word_may_be_of_two_warps(size: str, schedule: str) -> None:
         assert kinds(body, schedule=schedule) == found
 
 
-def test_parts_of_a_word_are_not_forgotten() -> None:
 @pytest.mark.parametrize(("at", "found"), [(1, []), (0, ["race"])])
 @pytest.mark.parametrize("reader", ["", "!"])
 def test_a_part_that_is_read_is_no_other(reader: str, at: int, found: list[str]) -> None:
@@ -130,6 +141,7 @@ def test_a_part_that_is_read_is_no_other(reader: str, at: int, found: list[str])
     assert kinds(body) == found
 
 
+def test_parts_of_a_word_are_not_forgotten() -> None:
     """A copy of whole words behind writes of their parts, one of which it is not behind."""
     write = HALVES.format(step=2) + "st.shared.b16 [%r6], %h1;"
     whole = "bar.sync {}, 32; and.b32 %r7, %r6, -4; @!%p2 ld.shared.b32 %r8, [%r7];"
@@ -144,3 +156,90 @@ def test_a_byte_in_a_report_is_the_byte() -> None:
     assert find(body.format(42)) == []
     (found,) = find(body.format(41))
     assert found.kind == "race" and "byte 41 of shared memory" in found.text
+
+
+SHOWS = "fence.proxy.async.shared::cta;"
+
+
+@pytest.mark.parametrize("schedule", ["fair", "random", "adverse"])
+@pytest.mark.parametrize(
+    ("fence", "found"),
+    [
+        (f"@%p1 {SHOWS}", ["proxy fence"]),
+        (f"@%p1 {SHOWS} @!%p1 {SHOWS}", []),
+        (f"bar.warp.sync -1; @%p1 {SHOWS}", []),
+        (f"@%p1 {SHOWS} bar.warp.sync -1;", ["proxy fence"]),
+        (f"@%p1 bra ON; {SHOWS} ON: mov.b32 %r7, 0;", ["proxy fence"]),
+        (f"@%p1 bra ON; {SHOWS} ON: @%p1 {SHOWS}", []),
+    ],
+)
+def test_a_lane_s_proxy_fence_shows_what_lies_before_the_lane(
+    fence: str, found: list[str], schedule: str
+) -> None:
+    body = COPY.replace("256,", "128,").format(fence=fence, expect=128)
+    assert kinds(body, ONE_WARP, schedule) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "found"), [("", SHOWS, []), (SHOWS, "", ["proxy fence"])]
+)
+def test_a_lane_shows_what_it_has_written_itself(
+    before: str, behind: str, found: list[str]
+) -> None:
+    """It copies 16 bytes of its own; what other lanes have written elsewhere has no fence."""
+    own = f"st.shared.b32 [%r4+512], %r0; @!%p1 bra WAITS; {before}"
+    own += f"st.shared.v4.b32 [%r2], {{%r0, %r0, %r0, %r0}}; {behind}"
+    body = COPY.replace("256,", "16,").format(fence="", expect=16)
+    body = body.replace("st.shared.b32 [%r4], %r0;  bar.sync 0; @!%p1 bra WAITS;", own)
+    assert own in body
+    assert kinds(body.split("ld.shared.b32 %r6")[0], ONE_WARP) == found
+
+
+#: lane 0 of warp 0 writes 16 bytes, of which a copy by warp 1 has all, and `others` of its warp
+HANDED = (
+    BARRIER
+    + """
+@%p1 mbarrier.init.shared.b64 [%r9], 1; bar.sync 0;
+@!%p2 bra ON; {others} @%p1 st.shared.v4.b32 [%r2], {{%r0, %r0, %r0, %r0}}; {fence}
+ON: bar.sync 0; setp.eq.s32 %p4, %r0, 32; @!%p4 bra END;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r9], {bytes}; add.s32 %r8, %r2, 1024;
+cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r8], [%r2], {bytes}, [%r9];
+LOOP: mbarrier.try_wait.parity.shared.b64 %p3, [%r9], 0; @!%p3 bra LOOP;
+END: mov.b32 %r7, 0;"""
+)
+ELSEWHERE, BEHIND = "st.shared.b32 [%r4+512], %r0;", "@!%p1 st.shared.b32 [%r4+12], %r0;"
+#: lanes 4 to 7 meet, and lane 4 meets lane 0
+MEET = """setp.lt.u32 %p5, %r0, 8; setp.gt.u32 %p6, %r0, 3; and.pred %p6, %p5, %p6;
+@!%p6 bra A; bar.warp.sync 0xf0; A: setp.eq.s32 %p7, %r0, 4; or.pred %p7, %p7, %p1;
+@!%p7 bra B; bar.warp.sync 0x11; B:"""
+FOUR = "@!%p1 st.shared.b32 [%r4], %r0;"
+
+
+@pytest.mark.parametrize("schedule", ["fair", "greedy", "random"])
+@pytest.mark.parametrize(
+    ("others", "fence", "nbytes", "found"),
+    [
+        (ELSEWHERE, f"@%p1 {SHOWS}", 16, []),
+        (ELSEWHERE, f"@!%p1 {SHOWS}", 16, ["proxy fence"]),
+        (ELSEWHERE, "", 16, ["proxy fence"]),
+        (BEHIND, f"@%p1 {SHOWS}", 16, []),
+        (BEHIND, f"@%p1 {SHOWS}", 32, ["proxy fence"]),
+        (FOUR, f"{MEET} @%p1 {SHOWS}", 32, []),
+        (FOUR, f"{MEET} @%p1 {SHOWS}", 48, ["proxy fence"]),
+        (FOUR, f"@%p1 {SHOWS} {MEET}", 32, ["proxy fence"]),
+    ],
+)
+def test_another_warp_copies_what_a_lane_has_shown(
+    others: str, fence: str, nbytes: int, found: list[str], schedule: str
+) -> None:
+    """Though other lanes have written elsewhere, and not met it."""
+    body = HANDED.format(others=others, fence=fence, bytes=nbytes)
+    assert kinds(body, schedule=schedule) == found
+
+
+def test_a_fence_counts_for_those_who_have_seen_it() -> None:
+    """Warp 1 copies what lane 0 wrote before the barrier, and showed only behind it."""
+    body = HANDED.format(others=ELSEWHERE, fence="", bytes=16)
+    late = body.replace("ON: bar.sync 0;", f"ON: bar.sync 0; @%p1 {SHOWS}")
+    for schedule in ("fair", "greedy", "random", "late"):
+        assert kinds(late, schedule=schedule) == ["proxy fence"]

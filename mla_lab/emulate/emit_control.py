@@ -129,7 +129,8 @@ def _fence(w: Writer, s: Instruction, pc: int) -> Lines:
     # memory is always in order here; checks note what a fence orders
     if "async" in s.opcode:
         # a fence of global memory alone shows nothing of shared memory, which is what checks follow
-        return ["pass"] if "global" in s.parts else ["g.machine.checker.fence(g, 'proxy')"]
+        shows = f"g.machine.checker.proxies.fence(g, MASK, {pc})"
+        return ["pass" if "global" in s.parts else shows]
     scope = next((p for p in s.parts if p in ("cta", "cluster")), "")
     kind = "init" if "mbarrier_init" in s.opcode else scope
     kind = kind or ("sc" if s.parts[0] == "membar" or "sc" in s.parts else "memory")

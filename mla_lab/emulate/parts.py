@@ -115,6 +115,8 @@ class CheckerLike(Protocol):
     vectors: np.ndarray
     names: dict[int, str]
     places: list[list[int]]
+    recent: list[list[tuple[int, int]]]
+    parts_met: list[list[tuple[int, int, int]]]
 
     def note(
         self, g: Any, pc: int, kind: str, text: str, others: tuple[tuple[str, Place], ...] = ()
@@ -125,6 +127,8 @@ class CheckerLike(Protocol):
     def where(self, agent: int, clock: int) -> tuple[str, Any]: ...
 
     def learn(self, g: Any, vector: np.ndarray) -> None: ...
+
+    def shows_barriers(self, g: Any) -> None: ...
 
     def product_reads(
         self, g: Any, cta: CtaLike, operands: list[np.ndarray], pc: int, clock: int

@@ -27,6 +27,7 @@ from .gang import Gang, member_lanes
 from .global_checks import GlobalChecks
 from .machine import Machine
 from .parts import CtaLike
+from .proxy_fences import ProxyFences
 from .ptx import SIZES, Place
 from .shadow import (
     AGENTS,
@@ -98,6 +99,7 @@ class Checker:
         self.commits: list[list[int]] = [[] for _ in gangs]
         self.copy_commits: list[list[int]] = [[] for _ in gangs]
         self.exits = Exits(self, machine)
+        self.proxies = ProxyFences(self)
         for i, g in enumerate(gangs):
             g.agent = i
             self.names[AGENTS * i] = g.name
@@ -131,7 +133,7 @@ class Checker:
     def close(self) -> None:
         """Let go of the parts that hold this in turn: clocks of a launch can be gigabytes, for
         which the garbage collector would not come soon enough."""
-        for part in ("flight", "tensor", "globals", "exits"):
+        for part in ("flight", "tensor", "globals", "exits", "proxies"):
             vars(self).pop(part, None)
 
     def note(
@@ -204,23 +206,22 @@ class Checker:
         self.recent[g.agent] = [found for found in self.recent[g.agent] if found[0] > clock]
 
     def fence(self, g: Gang, kind: str) -> None:
-        """fence.proxy.async makes what happened visible to asynchronous units, fence.mbarrier_init
-        the mbarriers that were initialised; the latter and other fences order relaxed accesses, of
-        CTAs that `kind`, the scope, reaches.
-        """
-        mine, everybody = self.vectors[g.agent], len(self.machine.ctas)
-        if kind in ("proxy", "init"):
-            for bar in self.hidden.pop(g.agent, ()):
-                bar.shown = True
-        if kind == "proxy":
-            np.maximum(mine[FENCED], mine[SEEN], out=mine[FENCED])
-            return
-        cluster = len(g.cta.peers)
+        """fence.mbarrier_init shows mbarriers that were initialised to asynchronous units; it and
+        others, but for `ProxyFences`, order relaxed accesses, of CTAs that `kind`, the scope,
+        reaches."""
+        if kind == "init":
+            self.shows_barriers(g)
+        mine, everybody, cluster = self.vectors[g.agent], len(self.machine.ctas), len(g.cta.peers)
         reach = {"cta": 1, "cluster": cluster, "init": cluster}.get(kind, everybody)
         if reach >= cluster:
             self.at_fence[g.agent] = mine
         if reach == everybody:
             self.globals.fence(g, kind == "sc")
+
+    def shows_barriers(self, g: Gang) -> None:
+        """Asynchronous units see the mbarriers that a warp has initialised."""
+        for bar in self.hidden.pop(g.agent, ()):
+            bar.shown = True
 
     # mbarriers
 
@@ -395,7 +396,7 @@ class Checker:
         """Writes that an asynchronous unit meets must be ordered before it, and fenced."""
         writer, when = shadow.writer[words].reshape(-1), shadow.when[words].reshape(-1)
         late = when > self.vectors[g.agent, FENCED][writer]
-        if not some(late):
+        if not some(late) or not some(late := late & ~self.proxies.shows(g, shadow, words)):
             return
         racing = late & (when > self.vectors[g.agent, SEEN][writer])
         i = int((racing if some(racing) else late).argmax())
